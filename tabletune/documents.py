@@ -1,0 +1,591 @@
+"""The table document: the one JSON that travels from the profiling Job to the serving pods.
+
+The profiler writes it, the operator stores it in a ConfigMap and corrects it, the plugin follows it.
+Whoever reads one may have it from a stranger (a ConfigMap that somebody edited by hand), so
+everything is bounded and checked here, once: a :class:`Document` that exists is a good one.
+Without this, a bad number would surface inside a serving engine.
+
+Two rules keep documents comparable: unknown fields are refused, and :func:`dump` writes equal
+content as equal bytes (sorted keys, no NaN), so that a hash of the bytes is a hash of the content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Literal, Self, TypeVar
+
+import pydantic
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic.alias_generators import to_camel
+
+SCHEMA_VERSION: Literal[1] = 1
+
+MAX_DOCUMENT_BYTES = 900_000
+"""A ConfigMap holds 1 MiB in all (Kubernetes API, ConfigMap); the rest is left to its other keys."""
+
+MAX_BATCH_SIZE = 65_536
+MAX_DRAFT_LENGTH = 64
+MAX_GRID_POINTS = 512
+MAX_RANGES = 4_096
+
+
+class Source(StrEnum):
+    """What a generation of the table was computed from."""
+
+    PROFILE = "profile"
+    CORRECTION = "correction"
+
+
+class Measure(StrEnum):
+    """How step times were taken; profile and live times are comparable only if it is the same."""
+
+    GPU_SPAN = "gpuSpan"
+    """Start to end of a step's work on the GPU, by CUDA events on the engine's own stream."""
+    QUIET_INTERVAL = "quietInterval"
+    """From one step's result to the next, of steps with no prompt near them."""
+
+
+class Graph(StrEnum):
+    """The kind of CUDA graph that a step runs as."""
+
+    FULL = "full"
+    PIECEWISE = "piecewise"
+    NONE = "none"
+
+
+class RecommendationKind(StrEnum):
+    """What serves best on the profiled engine."""
+
+    TABLE = "table"
+    FIXED = "fixed"
+    OFF = "off"
+
+
+class Mode(StrEnum):
+    """What the plugin does with the table in the engine."""
+
+    OBSERVE = "observe"
+    FOLLOW = "follow"
+    ADAPT = "adapt"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a document: where (``profile.stepTimeMs[0][2]``), what was found, what is right."""
+
+    path: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        where = self.path or "document"
+        return f"{where}: {self.expected}" + (f" (found {self.found})" if self.found else "")
+
+
+class DocumentError(ValueError):
+    """A document that cannot be used. ``problems`` names each fault with its path."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(problem) for problem in self.problems))
+
+
+class _FaultError(ValueError):
+    """Raised by validators: one fault with its path below the model that found it."""
+
+    def __init__(self, path: str, found: object, expected: str) -> None:
+        self.path, self.found, self.expected = path, str(found), expected
+        super().__init__(f"{path} is {found}, {expected}")
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _utc_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+Timestamp = Annotated[AwareDatetime, PlainSerializer(_utc_text, return_type=str)]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)]
+DraftLength = Annotated[int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Goodput = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Gain = Annotated[float, Field(ge=-1, allow_inf_nan=False)]
+Text = Annotated[str, Field(max_length=4_096)]
+Range = tuple[BatchSize, BatchSize, DraftLength]
+"""``(first, last, K)``, both ends included: vLLM's own form of a table entry."""
+Table = Annotated[tuple[Range, ...], Field(max_length=MAX_RANGES)]
+
+
+class Model(BaseModel):
+    """What all parts of the document share: camelCase in JSON, frozen, unknown fields refused."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        extra="forbid",
+        frozen=True,
+        strict=False,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class Fingerprint(Model):
+    """What a profile was measured on. A pod whose own differs follows a table made for something else."""
+
+    gpu: Text
+    """Product name as the driver gives it, or the processor's where vLLM runs on the CPU."""
+    gpu_count: Annotated[int, Field(ge=0, le=4_096)]
+    """GPUs that one engine uses; 0 on the CPU."""
+    driver: Text
+    """Driver version; empty on the CPU."""
+    vllm: Text
+    """vLLM version."""
+    torch: Text
+    """PyTorch version."""
+    runner: Literal["V1", "V2"]
+    """vLLM's model runner. V1 has only piecewise graphs with a table."""
+    model: Text
+    """The model as given to vLLM."""
+    drafter_method: Text
+    """`method` of vLLM's speculative config."""
+    drafter: Text
+    """The drafter's model; empty where the method needs none."""
+    dtype: Text
+    """Data type of weights and activations."""
+    quantization: Text = ""
+    """Quantization method; empty for none."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=4_096)] = 1
+    """Tensor parallel size."""
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=4_096)] = 1
+    """Pipeline parallel size."""
+    max_num_seqs: BatchSize
+    """Most requests in one step, hence the last batch size of the table."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    """Most tokens in one step."""
+    async_scheduling: bool
+    """Whether the engine schedules a step while the previous one runs."""
+    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+    """The mode in force, which vLLM may have changed from what was asked for."""
+    cudagraph_capture_sizes: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=2**31)], ...], Field(max_length=4_096)
+    ]
+    """Token counts with a captured graph, ascending; empty without graphs."""
+
+
+class MixedStep(Model):
+    """The time of a step in which a prompt joins a decoding batch."""
+
+    batch_size: BatchSize
+    """Requests that decode in the step; the prompt's own request comes on top."""
+    draft_length: DraftLength
+    """Draft tokens per decoding request."""
+    prompt_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    """Prompt tokens that share the step."""
+    step_time_ms: Milliseconds
+    """Pure step's time plus all that the prompt added to the steps around it; median."""
+    samples: Count
+    """Prompts timed."""
+
+
+class ExcludedCell(Model):
+    """A cell of the grid without a time, and why."""
+
+    batch_size: BatchSize
+    """Batch size."""
+    draft_length: DraftLength
+    """Draft length."""
+    reason: Text
+    """Why there is no time, with the engine's last words where it died."""
+
+
+Cells = tuple[tuple[Milliseconds | None, ...], ...]
+
+
+class Profile(Model):
+    """The measured grid ``T[B, K]``. Every grid has a row per draft length and a column per batch size."""
+
+    batch_sizes: Annotated[tuple[BatchSize, ...], Field(min_length=1, max_length=MAX_GRID_POINTS)]
+    """Batch sizes measured, ascending."""
+    draft_lengths: Annotated[tuple[DraftLength, ...], Field(min_length=1, max_length=MAX_DRAFT_LENGTH + 1)]
+    """Draft lengths measured, ascending."""
+    measure: Measure
+    """How the times were taken."""
+    step_time_ms: Cells
+    """Median time of a pure decode step in milliseconds; null where the cell was excluded."""
+    spread_ms: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, ...], ...]
+    """Interquartile range of the step times in milliseconds."""
+    samples: tuple[tuple[Count, ...], ...]
+    """Steps timed in each cell."""
+    graph: tuple[tuple[Graph | None, ...], ...]
+    """Kind of CUDA graph of each cell's steps."""
+    context_length: Annotated[int, Field(ge=1, le=2**31)]
+    """Tokens of context per request at which the steps were timed."""
+    mixed: Annotated[tuple[MixedStep, ...], Field(max_length=4_096)] = ()
+    """Steps shared with a prompt."""
+    excluded: Annotated[tuple[ExcludedCell, ...], Field(max_length=65_536)] = ()
+    """Cells without a time."""
+
+    @model_validator(mode="after")
+    def _grids_fit(self) -> Self:
+        _require_ascending("batchSizes", self.batch_sizes)
+        _require_ascending("draftLengths", self.draft_lengths)
+        rows, columns = len(self.draft_lengths), len(self.batch_sizes)
+        grids: dict[str, Sequence[Sequence[object]]] = {
+            "stepTimeMs": self.step_time_ms,
+            "spreadMs": self.spread_ms,
+            "samples": self.samples,
+            "graph": self.graph,
+        }
+        for name, grid in grids.items():
+            if len(grid) != rows or any(len(row) != columns for row in grid):
+                raise _FaultError(
+                    name,
+                    f"{len(grid)} rows of {sorted({len(row) for row in grid})} columns",
+                    f"must have {rows} rows (draftLengths) of {columns} columns (batchSizes)",
+                )
+        reasons = {(cell.batch_size, cell.draft_length) for cell in self.excluded}
+        for row, draft_length in enumerate(self.draft_lengths):
+            for column, batch_size in enumerate(self.batch_sizes):
+                measured = self.step_time_ms[row][column] is not None
+                if measured == ((batch_size, draft_length) in reasons):
+                    raise _FaultError(
+                        f"stepTimeMs[{row}][{column}]",
+                        self.step_time_ms[row][column],
+                        "must have either a time or a reason in excluded"
+                        f" (batch size {batch_size}, draft length {draft_length})",
+                    )
+        return self
+
+
+class Acceptance(Model):
+    """How often the model agreed with the drafter, by draft position (the first is index 0)."""
+
+    survival: Annotated[tuple[Share, ...], Field(max_length=MAX_DRAFT_LENGTH)]
+    """Probability that guesses 1..i are all accepted, of a request that got a draft; non-increasing."""
+    drafted: Annotated[tuple[Count, ...], Field(max_length=MAX_DRAFT_LENGTH)]
+    """Requests and steps whose draft reached the position."""
+    accepted: Annotated[tuple[Count, ...], Field(max_length=MAX_DRAFT_LENGTH)]
+    """Requests and steps whose guesses up to the position were all accepted."""
+    proposal_rate: Share
+    """Share of requests and steps that got any draft; 1 for drafters that are models."""
+    prompts: Count
+    """Prompts that the counts come from."""
+
+    @model_validator(mode="after")
+    def _counts_fit(self) -> Self:
+        if not len(self.survival) == len(self.drafted) == len(self.accepted):
+            raise _FaultError(
+                "survival",
+                f"{len(self.survival)}, {len(self.drafted)} and {len(self.accepted)} entries",
+                "survival, drafted and accepted must have one entry per draft position each",
+            )
+        for position, (drafted, accepted) in enumerate(zip(self.drafted, self.accepted, strict=True)):
+            if accepted > drafted:
+                raise _FaultError(
+                    f"accepted[{position}]", accepted, f"must be at most drafted[{position}], {drafted}"
+                )
+        for position in range(1, len(self.survival)):
+            if self.survival[position] > self.survival[position - 1]:
+                raise _FaultError(
+                    f"survival[{position}]",
+                    self.survival[position],
+                    f"must be at most survival[{position - 1}], {self.survival[position - 1]}",
+                )
+        return self
+
+
+class Recommendation(Model):
+    """What to serve with on this engine: the table, one fixed length, or no speculation."""
+
+    kind: RecommendationKind
+    """The best of the three by prediction."""
+    draft_length: DraftLength | None = None
+    """The length where `kind` is fixed; unset otherwise."""
+    predicted_gain: Gain = 0.0
+    """Predicted gain in goodput over speculation off, geometric mean over the grid's batch sizes; 0.2 is 20%."""
+    reason: Text = ""
+    """Why, with the numbers behind it."""
+
+
+class EngineChange(Model):
+    """One engine setting worth changing, and what the change is predicted to be worth."""
+
+    setting: Text
+    """Name of vLLM's setting."""
+    current: Text
+    """Value in force when the profile was taken."""
+    recommended: Text
+    """Value to set."""
+    predicted_gain: Gain | None = None
+    """Predicted gain in output tokens per second, for the advice's workload; unset where it was not measurable."""
+    reason: Text
+    """What the setting costs now and why the change helps."""
+
+
+class BatchSizesWithoutGraph(Model):
+    """Batch sizes whose pure decode steps find no full graph (a gap in vLLM's dispatch, V2 runner)."""
+
+    draft_length: DraftLength
+    """Draft length."""
+    batch_sizes: Annotated[tuple[BatchSize, ...], Field(max_length=MAX_BATCH_SIZE)]
+    """Batch sizes, ascending."""
+
+
+class EngineAdvice(Model):
+    """Engine settings to serve with. Unset settings may stay as they are."""
+
+    cudagraph_capture_sizes: Annotated[tuple[int, ...], Field(max_length=4_096)] = ()
+    """Token counts to capture graphs for; empty: leave."""
+    max_cudagraph_capture_size: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    """The largest of them."""
+    cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = (
+        None
+    )
+    """Mode for the user's mix of prompts and outputs; unset: leave."""
+    max_num_seqs: BatchSize | None = None
+    """Most requests per step, so that every batch size finds a full graph; unset: leave."""
+    prompt_tokens: Annotated[int, Field(ge=1, le=2**31)] = 256
+    """Prompt length that the gains are predicted for."""
+    output_tokens: Annotated[int, Field(ge=1, le=2**31)] = 256
+    """Output length that the gains are predicted for."""
+    predicted_gain: Gain | None = None
+    """Predicted gain of all changes together; unset where it was not measurable."""
+    reason: Text = ""
+    """Summary for a person."""
+    changes: Annotated[tuple[EngineChange, ...], Field(max_length=64)] = ()
+    """The changes one by one."""
+    without_full_graph: Annotated[
+        tuple[BatchSizesWithoutGraph, ...], Field(max_length=MAX_DRAFT_LENGTH + 1)
+    ] = ()
+    """Batch sizes without a full graph with the settings in force."""
+
+
+class Control(Model):
+    """How a table is computed and corrected; the plugin's environment variables override it."""
+
+    mode: Mode = Mode.FOLLOW
+    """What the plugin does: only watch, follow this document, or correct the table from live traffic."""
+    half_life: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 60.0
+    """Seconds until a live count weighs one half."""
+    prior_drafts: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 200.0
+    """How many live drafts the document's survival weighs as much as."""
+    hysteresis: Share = 0.02
+    """Smallest predicted gain for which a batch size changes its length; 0.02 is 2%."""
+    exploration_share: Share = 0.005
+    """Most throughput that may be spent on keeping estimates alive where the table says 0."""
+    min_drafts: Count = 2_000
+    """Fewest drafts seen before a correction is made."""
+    allowed_lengths: Annotated[tuple[DraftLength, ...], Field(max_length=MAX_DRAFT_LENGTH + 1)] = ()
+    """Lengths that a table may use; empty: all that were profiled."""
+    pinned: Table = ()
+    """Ranges that keep their length whatever is measured."""
+    tie_tolerance: Share = 0.01
+    """A batch size keeps its neighbour's length where the gain of another is under this."""
+    narrow_range: Share = 0.25
+    """Ranges narrower than this share of their first batch size are merged into a neighbour."""
+    merge_tolerance: Share = 0.0
+    """A range may extend while it loses less than this against the best length."""
+
+    @model_validator(mode="after")
+    def _pinned_fit(self) -> Self:
+        previous = 0
+        for index, (first, last, _) in enumerate(self.pinned):
+            if first > last or first <= previous:
+                raise _FaultError(
+                    f"pinned[{index}]",
+                    [first, last],
+                    f"must start after {previous} and not end before it starts",
+                )
+            previous = last
+        if tuple(sorted(set(self.allowed_lengths))) != self.allowed_lengths:
+            raise _FaultError(
+                "allowedLengths", list(self.allowed_lengths), "must be ascending without repeats"
+            )
+        return self
+
+
+class Prediction(Model):
+    """Predicted goodput in kept tokens per second, an entry per batch size of ``batch_sizes``."""
+
+    batch_sizes: Annotated[tuple[BatchSize, ...], Field(max_length=MAX_GRID_POINTS)]
+    """Batch sizes predicted for: those of the grid, ascending."""
+    table: tuple[Goodput, ...]
+    """With the table."""
+    best: tuple[Goodput, ...]
+    """With the best single length of each batch size."""
+    best_length: tuple[DraftLength, ...]
+    """That length."""
+    fixed: tuple[Goodput, ...]
+    """With the one fixed length that is best over all batch sizes."""
+    fixed_length: DraftLength
+    """That length."""
+    off: tuple[Goodput, ...]
+    """Without speculation."""
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        _require_ascending("batchSizes", self.batch_sizes)
+        columns = len(self.batch_sizes)
+        for name in ("table", "best", "best_length", "fixed", "off"):
+            if len(getattr(self, name)) != columns:
+                raise _FaultError(
+                    to_camel(name),
+                    f"{len(getattr(self, name))} entries",
+                    f"must have {columns} entries, one per batch size",
+                )
+        return self
+
+
+class Document(Model):
+    """A measured table with all it was computed from."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this format."""
+    generation: Annotated[int, Field(ge=1, le=2**53)] = 1
+    """Counts up with every change of the table; a pod never goes back on its own."""
+    created_at: Timestamp
+    """When this generation was computed, UTC."""
+    source: Source = Source.PROFILE
+    """What the table was computed from."""
+    fingerprint: Fingerprint
+    """What the profile was measured on."""
+    profile: Profile
+    """Measured step times."""
+    acceptance: Acceptance
+    """Measured acceptance."""
+    table: Annotated[Table, Field(min_length=1)]
+    """Ranges ``[first, last, K]``, contiguous from 1 to the largest batch size."""
+    recommendation: Recommendation
+    """What to serve with."""
+    engine: EngineAdvice = EngineAdvice()
+    """Engine settings to serve with."""
+    control: Control = Control()
+    """How the table is computed and corrected."""
+    prediction: Prediction
+    """Predicted goodput."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        next_first = 1
+        for index, (first, last, draft_length) in enumerate(self.table):
+            if first != next_first or last < first:
+                raise _FaultError(
+                    f"table[{index}]",
+                    [first, last, draft_length],
+                    f"must start at {next_first} and not end before it starts: ranges are contiguous from 1",
+                )
+            if draft_length not in self.profile.draft_lengths:
+                raise _FaultError(
+                    f"table[{index}][2]",
+                    draft_length,
+                    f"must be one of profile.draftLengths, {list(self.profile.draft_lengths)}",
+                )
+            next_first = last + 1
+        longest = max(self.profile.draft_lengths)
+        if len(self.acceptance.survival) < longest:
+            raise _FaultError(
+                "acceptance.survival",
+                f"{len(self.acceptance.survival)} entries",
+                f"must have at least {longest}, the longest of profile.draftLengths",
+            )
+        return self
+
+    @property
+    def max_batch_size(self) -> int:
+        """The last batch size that the table covers."""
+        return self.table[-1][1]
+
+
+def _require_ascending(name: str, values: Sequence[int]) -> None:
+    for index, (previous, value) in enumerate(zip(values, values[1:], strict=False), start=1):
+        if value <= previous:
+            raise _FaultError(f"{name}[{index}]", value, f"must be above {previous}: {name} is ascending")
+
+
+def parse(data: bytes | str) -> Document:
+    """Return the document in ``data`` (JSON).
+
+    Raises :class:`DocumentError`, which names every fault with its path, for anything else: text that
+    is too large or no JSON, another schema version, an unknown field, a value out of bounds.
+    """
+    return parse_as(Document, data)
+
+
+def parse_as(model: type[ModelT], data: bytes | str) -> ModelT:
+    """Return ``data`` (JSON) as ``model``, with the bounds and errors of :func:`parse`."""
+    size = len(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
+    if size > MAX_DOCUMENT_BYTES:
+        raise DocumentError([Problem("", f"{size} bytes", f"must be at most {MAX_DOCUMENT_BYTES} bytes")])
+    try:
+        content = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError([Problem("", str(error)[:200], "must be JSON (RFC 8259)")]) from error
+    return validate_as(model, content)
+
+
+def validate_as(model: type[ModelT], content: object) -> ModelT:
+    """Return ``content`` (what a JSON parser gave) as ``model``; raises :class:`DocumentError`."""
+    if issubclass(model, Document) and isinstance(content, dict):
+        version = content.get("schemaVersion", SCHEMA_VERSION)
+        if version != SCHEMA_VERSION or isinstance(version, bool):
+            expected = f"must be {SCHEMA_VERSION}, the version this TableTune reads and writes"
+            raise DocumentError([Problem("schemaVersion", repr(version)[:80], expected)])
+    try:
+        return model.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise DocumentError(list(_problems(error))) from error
+
+
+def dump(document: BaseModel) -> bytes:
+    """Return the canonical JSON of ``document``: sorted keys, no NaN, a newline at the end, UTF-8.
+
+    Equal content gives equal bytes, and :func:`parse` of them gives an equal document.
+    """
+    content = document.model_dump(mode="json", by_alias=True)
+    text = json.dumps(content, sort_keys=True, allow_nan=False, ensure_ascii=False, indent=1)
+    return (_put_flat_lists_on_one_line(text) + "\n").encode()
+
+
+_FLAT_LIST = re.compile(r'\[\n(?:\s|[\d.,eE+-]|null|"(?:full|piecewise|none)")*\]')
+"""A list over several lines with only numbers, nulls and graph kinds in it. No JSON string holds a raw
+newline, so a match never starts inside one."""
+
+
+def _put_flat_lists_on_one_line(text: str) -> str:
+    """Let a grid's row read as a row, and a diff of two documents stay small."""
+    return _FLAT_LIST.sub(
+        lambda match: re.sub(r"\s+", " ", match[0]).replace("[ ", "[").replace(" ]", "]"), text
+    )
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _problems(error: pydantic.ValidationError) -> Iterable[Problem]:
+    for item in error.errors(include_url=False):
+        path = _path(item["loc"])
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, _FaultError):
+            yield Problem(f"{path}.{cause.path}" if path else cause.path, cause.found, cause.expected)
+            continue
+        found = "" if item["type"] == "missing" else repr(item["input"])[:80]
+        yield Problem(path, found, item["msg"][0].lower() + item["msg"][1:])
+
+
+def _path(location: Iterable[int | str]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
