@@ -20,7 +20,16 @@ from enum import StrEnum
 from typing import Annotated, Literal, Self, TypeVar
 
 import pydantic
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -32,6 +41,8 @@ MAX_BATCH_SIZE = 65_536
 MAX_DRAFT_LENGTH = 64
 MAX_GRID_POINTS = 512
 MAX_RANGES = 4_096
+MAX_SPECULATIVE_CONFIG_BYTES = 16_384
+MAX_SPECULATIVE_CONFIG_DEPTH = 4
 
 
 class Source(StrEnum):
@@ -110,18 +121,32 @@ def _utc_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-Timestamp = Annotated[AwareDatetime, PlainSerializer(_utc_text, return_type=str)]
+def _whole_second(moment: datetime) -> datetime:
+    """Return what :func:`_utc_text` writes of ``moment``: a document must equal what its bytes parse to."""
+    try:
+        return moment.astimezone(UTC).replace(microsecond=0)
+    except OverflowError as error:
+        raise ValueError("must be a time between the years 1 and 9999 in UTC") from error
+
+
+Timestamp = Annotated[
+    AwareDatetime, AfterValidator(_whole_second), PlainSerializer(_utc_text, return_type=str)
+]
+UnsignedZero = AfterValidator(lambda value: value + 0.0)
+"""Turns -0.0 into 0.0: they are equal, so they must be equal bytes."""
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)]
 DraftLength = Annotated[int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Goodput = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Gain = Annotated[float, Field(ge=-1, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), UnsignedZero]
+Goodput = Annotated[float, Field(ge=0, allow_inf_nan=False), UnsignedZero]
+Gain = Annotated[float, Field(ge=-1, allow_inf_nan=False), UnsignedZero]
 Text = Annotated[str, Field(max_length=4_096)]
 Range = tuple[BatchSize, BatchSize, DraftLength]
 """``(first, last, K)``, both ends included: vLLM's own form of a table entry."""
 Table = Annotated[tuple[Range, ...], Field(max_length=MAX_RANGES)]
+TABLE_KEY = "num_speculative_tokens_per_batch_size"
+"""The key of vLLM's speculative config that holds the table."""
 
 
 class Model(BaseModel):
@@ -223,7 +248,7 @@ class Profile(Model):
     """How the times were taken."""
     step_time_ms: Cells
     """Median time of a pure decode step in milliseconds; null where the cell was excluded."""
-    spread_ms: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, ...], ...]
+    spread_ms: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False), UnsignedZero] | None, ...], ...]
     """Interquartile range of the step times in milliseconds."""
     samples: tuple[tuple[Count, ...], ...]
     """Steps timed in each cell."""
@@ -378,7 +403,7 @@ class Control(Model):
     """What the plugin does: only watch, follow this document, or correct the table from live traffic."""
     half_life: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 60.0
     """Seconds until a live count weighs one half."""
-    prior_drafts: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 200.0
+    prior_drafts: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False), UnsignedZero] = 200.0
     """How many live drafts the document's survival weighs as much as."""
     hysteresis: Share = 0.02
     """Smallest predicted gain for which a batch size changes its length; 0.02 is 2%."""
@@ -447,6 +472,28 @@ class Prediction(Model):
         return self
 
 
+def _check_speculative_config(config: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Bound what a stranger may put into a field whose names are vLLM's and change with its versions."""
+    if TABLE_KEY in config:
+        raise _FaultError(TABLE_KEY, "a table", "must not be set: the table is the document's own")
+    depth = _depth(config)
+    if depth > MAX_SPECULATIVE_CONFIG_DEPTH:
+        raise _FaultError("", f"{depth} levels", f"must nest at most {MAX_SPECULATIVE_CONFIG_DEPTH} levels")
+    try:
+        size = len(json.dumps(config, allow_nan=False, ensure_ascii=False).encode())
+    except ValueError as error:
+        raise _FaultError("", error, "must be JSON of finite numbers and valid text") from error
+    if size > MAX_SPECULATIVE_CONFIG_BYTES:
+        expected = f"must be at most {MAX_SPECULATIVE_CONFIG_BYTES} bytes of JSON"
+        raise _FaultError("", f"{size} bytes", expected)
+    return config
+
+
+def _depth(value: JsonValue) -> int:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_depth, children), default=0)
+
+
 class Document(Model):
     """A measured table with all it was computed from."""
 
@@ -460,6 +507,10 @@ class Document(Model):
     """What the table was computed from."""
     fingerprint: Fingerprint
     """What the profile was measured on."""
+    speculative_config: Annotated[dict[str, JsonValue], AfterValidator(_check_speculative_config)] = Field(
+        default_factory=dict
+    )
+    """vLLM's speculative config that was profiled, without a table; empty where it is not known."""
     profile: Profile
     """Measured step times."""
     acceptance: Acceptance
@@ -528,7 +579,8 @@ def parse_as(model: type[ModelT], data: bytes | str) -> ModelT:
     if size > MAX_DOCUMENT_BYTES:
         raise DocumentError([Problem("", f"{size} bytes", f"must be at most {MAX_DOCUMENT_BYTES} bytes")])
     try:
-        content = json.loads(data, parse_constant=_refuse_constant)
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        content = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise DocumentError([Problem("", str(error)[:200], "must be JSON (RFC 8259)")]) from error
     return validate_as(model, content)
@@ -578,7 +630,7 @@ def _problems(error: pydantic.ValidationError) -> Iterable[Problem]:
         path = _path(item["loc"])
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, _FaultError):
-            yield Problem(f"{path}.{cause.path}" if path else cause.path, cause.found, cause.expected)
+            yield Problem(".".join(filter(None, (path, cause.path))), cause.found, cause.expected)
             continue
         found = "" if item["type"] == "missing" else repr(item["input"])[:80]
         yield Problem(path, found, item["msg"][0].lower() + item["msg"][1:])

@@ -1,0 +1,114 @@
+# The few commands that contributors and CI share. `make` alone lists them.
+#
+# PYTHON=/path/to/python3.12 on the command line names the Python of .venv; otherwise the machine's best.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+MODEL := .cache/models/SmolLM2-135M-Instruct
+CODE := $(wildcard tabletune profiler plugin operator tools tests benchmarks)
+
+# Any Python may run the set-up; it looks for the right one itself.
+ANY_PYTHON = $(firstword $(shell command -v python3 $(PYTHON) python3.13 python3.12 python3.11))
+
+export PYTHON
+export UV_PYTHON_DOWNLOADS := never
+export HF_HUB_OFFLINE := 1
+export VLLM_NO_USAGE_STATS := 1
+# Without byte code every start of the engine compiles vLLM's modules again: 15 s of import instead of 7.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help
+help:
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' \
+	  $(firstword $(MAKEFILE_LIST))
+
+##@ Use
+
+.PHONY: demo
+demo: model ## Profile the bundled small model on this machine's CPU and print its table
+	@mkdir -p demo
+	$(BIN)/tabletune profile --output demo/table.json --plot -- $(MODEL) --max-num-seqs 16 --max-model-len 1024 \
+	  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+	@$(BIN)/tabletune show demo/table.json
+	@echo "The document: demo/table.json   The picture: demo/table.png (and .svg)"
+
+.PHONY: setup
+setup: $(READY) ## Make .venv with the pinned packages (demo and test do it themselves)
+
+.PHONY: model
+model: $(MODEL) ## Make the bundled small model ready (demo and test do it themselves)
+
+.PHONY: clean
+clean: ## Remove everything that these commands made, .venv and the model too
+	rm -rf $(VENV) .cache demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+##@ Develop
+
+.PHONY: test
+test: model ## Run all tests, those on the real engine last
+	$(BIN)/pytest
+
+.PHONY: test-fast
+test-fast: setup ## Run the tests that start no engine
+	$(BIN)/pytest -m "not engine"
+
+.PHONY: lint
+lint: setup ## Check style, types, the layers' contracts and the generated pages
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+	$(BIN)/python tools/generate_reference.py --check
+
+.PHONY: format
+format: setup ## Format the code and fix what can be fixed by itself
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+.PHONY: benchmark
+benchmark: model ## Run the benchmarks; results go to benchmarks/results
+	@for script in benchmarks/*/measure.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+##@ Keep what is generated true
+
+.PHONY: generate
+generate: setup ## Regenerate the JSON Schema and the reference of the command line
+	$(BIN)/python tools/generate_reference.py
+
+# Pins stay as they are unless the project's needs changed; `make lock UPGRADE=--upgrade` takes the newest.
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+  --custom-compile-command 'make lock' $(UPGRADE)
+
+.PHONY: lock
+lock: setup ## Pin the requirements with hashes; UPGRADE=--upgrade takes the newest versions
+	$(COMPILE) pyproject.toml --all-extras --group engine --output-file requirements/engine.txt
+	$(COMPILE) pyproject.toml --extra plugin --extra test --constraints requirements/engine.txt \
+	  --output-file requirements/core.txt
+	$(COMPILE) requirements/uv.in --constraints requirements/engine.txt --output-file requirements/uv.txt
+
+.PHONY: check-lock
+check-lock: setup ## Fail where `make lock` would change a pin; the difference is then there to commit
+	@rm -rf .cache/requirements && mkdir -p .cache && cp -r requirements .cache/requirements
+	@$(MAKE) --no-print-directory lock
+	@diff -r .cache/requirements requirements \
+	  || { echo "requirements/ was out of date and is now regenerated: commit the difference."; exit 1; }
+
+# What the above stand on.
+
+# With PYTHON given, the set-up checks each time whether .venv is of that Python.
+$(READY): pyproject.toml requirements/engine.txt requirements/uv.txt tools/bootstrapping.py tools/pythons.py \
+  $(if $(PYTHON),always)
+	@$(or $(ANY_PYTHON),$(error No python3 on the PATH. TableTune needs Python 3.11, 3.12 or 3.13)) tools/bootstrapping.py
+	@touch $@
+
+$(MODEL): | $(READY)
+	$(BIN)/python tools/preparing_model.py $@
+
+.PHONY: always
+always:

@@ -1,0 +1,1 @@
+"""What of TableTune runs inside vLLM: the engine adapter, shared with the profiler."""

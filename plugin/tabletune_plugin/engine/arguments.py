@@ -1,0 +1,158 @@
+"""The arguments of ``vllm serve``, parsed by vLLM's own parser and made into its configuration.
+
+Profiling and serving must not differ, so nothing here knows a single vLLM argument by name except the
+speculative config, whose table is replaced: while a profile is taken, the engine starts with one that
+names every length, because vLLM captures CUDA graphs only for the lengths that it finds in the table at
+start-up, up to the largest batch size that the table gives to each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import importlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TABLE_KEY = "num_speculative_tokens_per_batch_size"
+
+_PARSER_MODULES = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")
+"""Where ``make_arg_parser`` is: vLLM 0.33, vLLM 0.32."""
+
+
+class ArgumentsError(ValueError):
+    """vLLM does not take these arguments; the message is vLLM's own or names argument and value."""
+
+
+@dataclass(frozen=True)
+class ServeArguments:
+    """Arguments of ``vllm serve`` after vLLM's parser."""
+
+    namespace: argparse.Namespace
+    model: str
+    """The model as given."""
+    speculative_config: dict[str, Any]
+    """What ``--speculative-config`` holds, without a table."""
+    longest_draft: int
+    """``num_speculative_tokens`` of the speculative config."""
+    had_table: bool
+    """Whether the user's own config holds a table, which is set aside for the profile."""
+
+
+def parse(arguments: Sequence[str]) -> ServeArguments:
+    """Parse ``arguments`` (what follows ``vllm serve``); imports vLLM.
+
+    Raises :class:`ArgumentsError` for an argument that vLLM does not know or refuses, and where there
+    is no speculative config to find lengths for.
+    """
+    namespace = _parse_as_vllm_serve(list(arguments))
+    model = getattr(namespace, "model_tag", None) or namespace.model
+    namespace.model = model
+    config = namespace.speculative_config
+    if not config:
+        raise ArgumentsError(
+            "--speculative-config is missing: without a drafter there is no draft length to choose. Give"
+            ' the one that you serve with, such as \'{"method": "ngram", "num_speculative_tokens": 3}\'.'
+        )
+    longest = config.get("num_speculative_tokens")
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 1:
+        raise ArgumentsError(
+            f"num_speculative_tokens in --speculative-config is {longest!r}, must be the longest draft"
+            " length to consider, 1 or more."
+        )
+    return ServeArguments(
+        namespace=namespace,
+        model=model,
+        speculative_config={key: value for key, value in config.items() if key != TABLE_KEY},
+        longest_draft=longest,
+        had_table=config.get(TABLE_KEY) is not None,
+    )
+
+
+def _parse_as_vllm_serve(arguments: list[str]) -> argparse.Namespace:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    make_arg_parser = _make_arg_parser()
+    parser = FlexibleArgumentParser(prog="vllm")  # type: ignore[no-untyped-call]
+    serve = parser.add_subparsers(dest="subparser").add_parser("serve")
+    make_arg_parser(serve)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            namespace: argparse.Namespace = parser.parse_args(["serve", *arguments])
+    except SystemExit as error:
+        lines = [line for line in complaint.getvalue().splitlines() if "error:" in line]
+        message = lines[-1].partition("error:")[2].strip() if lines else complaint.getvalue().strip()[-500:]
+        raise ArgumentsError(f"vLLM does not take these arguments: {message}") from error
+    except (ValueError, OSError) as error:
+        raise ArgumentsError(f"vLLM does not take these arguments: {error}") from error
+    return namespace
+
+
+def _make_arg_parser() -> Any:
+    for module in _PARSER_MODULES:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).make_arg_parser
+    raise ArgumentsError(f"vLLM's argument parser is in none of {', '.join(_PARSER_MODULES)}.")
+
+
+def startup_table(draft_lengths: Sequence[int], max_num_seqs: int) -> list[list[int]]:
+    """Return a table that has vLLM capture graphs for each of ``draft_lengths`` as widely as it can.
+
+    vLLM (``VllmConfig._set_cudagraph_sizes``) appends capture sizes for each length up to the largest
+    batch size that the table gives to it. So every length gets one of the largest batch sizes to
+    itself: ``[[1, 254, 0], [255, 255, 1], [256, 256, 2]]`` for 0 to 2 and 256 requests.
+
+    Raises :class:`ArgumentsError` where there are more lengths than batch sizes.
+    """
+    lengths = sorted(set(draft_lengths))
+    if len(lengths) > max_num_seqs:
+        raise ArgumentsError(
+            f"{len(lengths)} draft lengths do not fit into a table of --max-num-seqs {max_num_seqs} batch"
+            " sizes. Raise --max-num-seqs or profile fewer lengths."
+        )
+    first_alone = max_num_seqs - len(lengths) + 2
+    table = [[1, first_alone - 1, lengths[0]]]
+    table += [[first_alone + i, first_alone + i, length] for i, length in enumerate(lengths[1:])]
+    return table
+
+
+def vllm_config(arguments: ServeArguments, draft_lengths: Sequence[int], *, with_table: bool = True) -> Any:
+    """Return vLLM's ``VllmConfig`` for serving with ``arguments`` and the start-up table.
+
+    It is made as the API server makes it, whose defaults (``max_num_seqs`` for one) differ from those
+    of vLLM's ``LLM`` class. With ``with_table`` false the engine is configured for a fixed length, to
+    see what having a table changes. Raises :class:`ArgumentsError` with vLLM's reason where it refuses.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    config: Any = None
+    # The largest batch size is known only after vLLM has filled in its default, so the first of the two
+    # rounds has a table that fits any.
+    tables: list[list[list[int]] | None] = [None]
+    if with_table:
+        tables = [[[1, 1, length] for length in [max(draft_lengths)]]]
+    for _ in range(2 if with_table else 1):
+        settings = dict(arguments.speculative_config)
+        if tables[-1] is not None:
+            settings[TABLE_KEY] = tables[-1]
+        # vLLM fills in what it is given, and would take the first round's defaults for the user's wishes.
+        namespace = copy.deepcopy(arguments.namespace)
+        namespace.speculative_config = settings
+        try:
+            config = AsyncEngineArgs.from_cli_args(namespace).create_engine_config(
+                UsageContext.OPENAI_API_SERVER
+            )
+        except (ValueError, OSError, TypeError, KeyError, NotImplementedError) as error:
+            raise ArgumentsError(f"vLLM refuses this configuration: {_first_lines(error)}") from error
+        if with_table:
+            tables.append(startup_table(draft_lengths, config.scheduler_config.max_num_seqs))
+    return config
+
+
+def _first_lines(error: BaseException) -> str:
+    return " ".join(line.strip() for line in str(error).splitlines()[:6])[:1_000]

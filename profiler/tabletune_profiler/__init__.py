@@ -1,0 +1,1 @@
+"""The command line of TableTune, and the profiler that runs in the Job."""

@@ -1,0 +1,248 @@
+"""``tabletune profile``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tabletune import documents
+from tabletune.documents import Control, Document
+from tabletune_profiler import consoles, files, partials, profiling, progress, prompts
+from tabletune_profiler.commands import parameters
+from tabletune_profiler.commands.parameters import ServeArguments
+from tabletune_profiler.commands.table import change_control
+from tabletune_profiler.exit_codes import InputError, OutputError, StoppedError
+from tabletune_profiler.planning import Options
+
+MIN_FREE_BYTES = 16_000_000
+"""Free space wanted beside the output before anything starts: partial file, engine log and document."""
+
+
+def profile(
+    arguments: ServeArguments,
+    output: Annotated[Path, typer.Option(help="Document to write.")] = Path("table.json"),
+    plot: Annotated[bool, typer.Option(help="Also draw the document, as PNG and SVG beside it.")] = False,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Batch sizes to time, as in `1,2,4,8`. Unset: powers and half-powers of two up to"
+            " max_num_seqs, and some without a full CUDA graph.",
+            show_default=False,
+        ),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft lengths to time, as in `0,1,3`. Unset: 0 to num_speculative_tokens.",
+            show_default=False,
+        ),
+    ] = None,
+    context_length: Annotated[
+        int, typer.Option(help="Tokens of context per request around which steps are timed.")
+    ] = Options.context_length,
+    steps: Annotated[int, typer.Option(min=4, help="Steps that count, per cell.")] = Options.steps,
+    repeats: Annotated[
+        int, typer.Option(min=0, help="Most times that a cell with a wide spread is timed again.")
+    ] = Options.repeats,
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            help="JSONL file of your own prompts for the acceptance run. Unset: the bundled 160.",
+            show_default=False,
+        ),
+    ] = None,
+    acceptance_tokens: Annotated[
+        int, typer.Option(min=1, help="Most output tokens per prompt of the acceptance run.")
+    ] = Options.acceptance_tokens,
+    mixed: Annotated[bool, typer.Option(help="Also time steps that share a prompt.")] = True,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Your usual prompt length, for the engine advice.")
+    ] = Options.prompt_tokens,
+    output_tokens: Annotated[
+        int, typer.Option(min=1, help="Your usual output length, for the engine advice.")
+    ] = Options.output_tokens,
+    tie_tolerance: Annotated[
+        float | None, typer.Option(help="Keep the neighbour's length where another gains less; 0.01 is 1%.")
+    ] = None,
+    narrow_range: Annotated[
+        float | None, typer.Option(help="Merge ranges narrower than this share of their first batch size.")
+    ] = None,
+    merge_tolerance: Annotated[
+        float | None, typer.Option(help="Let a range extend while it loses less than this.")
+    ] = None,
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Seconds for the step-time sweep; cells that do not fit are left out, with that reason.",
+            show_default=False,
+        ),
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds for the engine to start.")
+    ] = profiling.Request.start_timeout,
+    answer_timeout: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds without a sign of life after which an engine counts as hung."),
+    ] = profiling.Request.answer_timeout,
+) -> None:
+    """Measure the table of a model, drafter and machine with vLLM itself.
+
+    Starts vLLM once, with the arguments that you serve with, times decode steps at each batch size and
+    draft length, counts which guesses the model accepts, and writes one document with the measurements,
+    the table and what to make of it.
+
+    Stopped by Ctrl-C or SIGTERM it keeps what it has in `OUTPUT.partial`; the same command goes on from
+    there. The engine's own log is `OUTPUT.engine.log`. Progress goes to standard error: bars on a
+    terminal, one JSON object per line elsewhere.
+
+    Examples:
+
+    ```
+    tabletune profile -- Qwen/Qwen3-8B --max-num-seqs 256 --speculative-config \\
+      '{"method": "eagle3", "model": "AngelSlim/Qwen3-8B_eagle3", "num_speculative_tokens": 5}'
+    tabletune profile --lengths 0,1,3 --prompts my.jsonl --plot -- ./model --speculative-config \\
+      '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+    ```
+    """
+    request = profiling.Request(
+        arguments=tuple(arguments),
+        prompts=prompts.bundled() if prompts_file is None else prompts.read(prompts_file),
+        options=Options(
+            batch_sizes=None if batch_sizes is None else _batch_sizes(batch_sizes),
+            draft_lengths=None if lengths is None else parameters.lengths(lengths) or None,
+            context_length=context_length,
+            steps=steps,
+            repeats=repeats,
+            acceptance_tokens=acceptance_tokens,
+            mixed=mixed,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+        ),
+        control=change_control(
+            Control(),
+            {
+                name: value
+                for name, value in {
+                    "tieTolerance": tie_tolerance,
+                    "narrowRange": narrow_range,
+                    "mergeTolerance": merge_tolerance,
+                }.items()
+                if value is not None
+            },
+        ),
+        output=output,
+        time_budget=time_budget,
+        start_timeout=start_timeout,
+        answer_timeout=answer_timeout,
+    )
+    with _alone(output), _signals_stop(), progress.reporter() as reporter:
+        try:
+            outcome = profiling.take(request, reporter, lambda: datetime.now(UTC))
+        except KeyboardInterrupt:
+            raise StoppedError(
+                f"Stopped. What was measured is in {partials.path_of(output)}; the same command goes on from"
+                " it."
+            ) from None
+        files.write(output, documents.dump(outcome.document))
+        partials.path_of(output).unlink(missing_ok=True)
+        if plot:
+            _plot(output, outcome.document)
+        reporter.note(f"Written: {output}")
+    consoles.write(
+        (json.dumps(_summary(output, outcome)) + "\n").encode() if not sys.stdout.isatty() else b""
+    )
+
+
+def _summary(output: Path, outcome: profiling.Outcome) -> dict[str, Any]:
+    """Return what a program wants to know of a finished profile."""
+    document = outcome.document
+    return {
+        "event": "finished",
+        "output": str(output),
+        "table": [list(entry) for entry in document.table],
+        "recommendation": document.recommendation.model_dump(mode="json", by_alias=True),
+        "excluded": len(document.profile.excluded),
+        "secondsStart": round(outcome.seconds_start, 1),
+        "secondsSweep": round(outcome.seconds_sweep, 1),
+        "secondsCounted": round(outcome.seconds_counted, 1),
+    }
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        sizes = ()
+    if not sizes or sizes[0] < 1:
+        raise InputError(f"--batch-sizes {text}: expected batch sizes of 1 or more, as in 1,2,4,8.")
+    return sizes
+
+
+@contextlib.contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Make sure before hours of GPU time that the output can be written, and that nobody else does so."""
+    if output == files.STANDARD:
+        raise InputError("--output -: a profile needs a file, since its partial file lies beside it.")
+    folder = output.parent
+    if not folder.is_dir():
+        raise OutputError(f"{folder} is no folder. Create it, or choose another --output.")
+    if output.is_dir():
+        raise OutputError(f"{output} is a folder. Name a file in it with --output.")
+    lock = output.with_name(f".{output.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise OutputError(f"Nothing can be written beside {output}: {error.strerror}.") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(
+                f"Another tabletune profile is writing {output}. Wait for it, or choose another."
+            ) from error
+        free = os.statvfs(folder)
+        if free.f_bavail * free.f_frsize < MIN_FREE_BYTES:
+            raise OutputError(
+                f"{folder} has {free.f_bavail * free.f_frsize} bytes free, {MIN_FREE_BYTES} are wanted before"
+                " starting."
+            )
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.unlink()
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _signals_stop() -> Iterator[None]:
+    """Have SIGTERM (a pod being deleted) stop the profile as Ctrl-C does."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _plot(output: Path, document: Document) -> None:
+    from tabletune_profiler import plotting
+
+    for suffix, draw in ((".png", plotting.png), (".svg", plotting.svg)):
+        picture = output.with_suffix(suffix)
+        files.write(picture, draw(document))
+        consoles.note(f"Drawn: {picture}")

@@ -1,0 +1,214 @@
+"""What the profiler and its engine process say to each other, over one pipe.
+
+The engine runs in a process of its own because it can die (ENGINE.md 3) or hang; what was measured is
+then safe on this side. Commands go one way; each is answered by any number of messages and ends with
+:class:`Done` or :class:`Failed`. All are plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from tabletune.documents import Fingerprint, Graph
+from tabletune_plugin.engine.facts import Obstacle
+from tabletune_profiler.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Configure:
+    """Parse the arguments of ``vllm serve`` and report what they mean. Answered by :class:`Configured`."""
+
+    arguments: tuple[str, ...]
+    draft_lengths: tuple[int, ...] | None
+    """Lengths to profile; ``None`` for 0 to the longest that the drafter is configured for."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start the engine that was configured. Answered by :class:`Started`."""
+
+
+@dataclass(frozen=True)
+class Tokenize:
+    """Turn prompts into token ids. Answered by :class:`Tokenized`."""
+
+    prompts: tuple[Prompt, ...]
+
+
+@dataclass(frozen=True)
+class TimeCells:
+    """Time pure decode steps of one batch size. Answered by a :class:`CellTimed` per visit."""
+
+    batch_size: int
+    visits: tuple[int, ...]
+    """Draft lengths in the order to time them, changed inside the running batch."""
+    steps: int
+    """Steps that count, per visit."""
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids that the requests start from, used in turn."""
+
+
+@dataclass(frozen=True)
+class TimePrompts:
+    """Time what prompts add to the steps of a decoding batch. Answered by :class:`PromptsTimed`."""
+
+    batch_size: int
+    draft_length: int
+    prompt_tokens: int
+    repeats: int
+    prompts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class CountAcceptance:
+    """Complete prompts at one draft length.
+
+    Answered by :class:`AcceptanceProgress` after each step, then by :class:`AcceptanceCounted`.
+    """
+
+    draft_length: int
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    """Most output tokens per prompt."""
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """End the engine and the process."""
+
+
+Command = Configure | Start | Tokenize | TimeCells | TimePrompts | CountAcceptance | Shutdown
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What the arguments mean."""
+
+    fingerprint: Fingerprint
+    speculative_config: dict[str, JsonValue]
+    """The user's own, without a table."""
+    draft_lengths: tuple[int, ...]
+    max_model_len: int
+    vocabulary: int
+    """Token ids are below this."""
+    obstacles: tuple[Obstacle, ...]
+    had_table: bool
+    mode_without_table: str
+    """CUDA graph mode of the same engine without a table."""
+    uniform_drafts: bool
+    """Whether every request gets a draft of full length each step (drafters that are models)."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The engine is up."""
+
+    seconds: float
+    measures_gpu_span: bool
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """Token ids of the prompts, in their order."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step that counts."""
+
+    interval_ms: float
+    """From the previous result to this one."""
+    gpu_span_ms: float | None
+    """On the GPU; ``None`` where it was not recorded."""
+    drafted_tokens: int
+    """Draft tokens verified, all requests together."""
+    graph: Graph | None
+
+
+@dataclass(frozen=True)
+class CellStarted:
+    """From here on, trouble is this cell's."""
+
+    batch_size: int
+    draft_length: int
+
+
+@dataclass(frozen=True)
+class CellTimed:
+    """One visit to a cell."""
+
+    batch_size: int
+    draft_length: int
+    samples: tuple[Sample, ...]
+    seconds_counted: float
+    """Time spent in the steps that count."""
+
+
+@dataclass(frozen=True)
+class CellUnreachable:
+    """The engine lives, but never ran that many requests at once."""
+
+    batch_size: int
+    draft_length: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PromptsTimed:
+    """What each prompt added, in milliseconds, to the steps around it, all together."""
+
+    added_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class AcceptanceProgress:
+    """How far the acceptance run is."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class AcceptanceCounted:
+    """Counts over all prompts, by draft position."""
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    requests_drafted: int
+    """Requests and steps that had a draft verified."""
+    requests_decoded: int
+    """Requests and steps that could have had one."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The command is complete."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The command cannot be carried out; the process lives on."""
+
+    kind: str
+    """``arguments``, ``unsupported``, ``start`` or ``internal``."""
+    message: str
+
+
+Message = (
+    Configured
+    | Started
+    | Tokenized
+    | CellStarted
+    | CellTimed
+    | CellUnreachable
+    | PromptsTimed
+    | AcceptanceProgress
+    | AcceptanceCounted
+    | Done
+    | Failed
+)

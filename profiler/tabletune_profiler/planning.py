@@ -1,0 +1,189 @@
+"""What to measure: batch sizes, the order of cells, prompts of a given length. Pure functions.
+
+The order matters: an engine's speed drifts (ENGINE.md 6), and drift along an ordered sweep looks like a
+slope. Batch sizes come in a shuffled order; within one, lengths go up and down again in a shuffled
+order, so that a steady drift cancels between lengths, which is where tables are decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tabletune import graphs
+from tabletune.graphs import GraphSettings
+from tabletune_profiler.messages import Configured
+
+
+class PlanError(ValueError):
+    """The options do not fit the engine; the message names option, value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``tabletune profile`` that decide what is measured."""
+
+    batch_sizes: tuple[int, ...] | None = None
+    """``None``: powers and half-powers of two up to max_num_seqs, and a few without a full graph."""
+    draft_lengths: tuple[int, ...] | None = None
+    """``None``: 0 to the longest that the drafter is configured for."""
+    context_length: int = 256
+    """Tokens of context per request around which steps are timed."""
+    steps: int = 24
+    """Steps that count, per cell."""
+    repeats: int = 2
+    """Most times that a cell with a wide spread is timed again."""
+    acceptance_tokens: int = 96
+    """Most output tokens per prompt of the acceptance run."""
+    acceptance_concurrency: int = 16
+    """Prompts completed at a time."""
+    mixed: bool = True
+    """Whether to time steps that share a prompt."""
+    mixed_prompt_tokens: tuple[int, ...] = (64, 256)
+    """Prompt lengths of the mixed sweep."""
+    prompt_tokens: int = 256
+    """Prompt length that the engine advice is for."""
+    output_tokens: int = 256
+    """Output length that the engine advice is for."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """All cells of one batch size, in the order to visit them."""
+
+    batch_size: int
+    visits: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MixedCell:
+    """One mixed step to time."""
+
+    batch_size: int
+    draft_length: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that one profile measures."""
+
+    batch_sizes: tuple[int, ...]
+    draft_lengths: tuple[int, ...]
+    columns: tuple[Column, ...]
+    mixed: tuple[MixedCell, ...]
+    steps_per_visit: int
+    prompt_length: int
+    """Tokens that the sweep's requests start with; they grow to both sides of the context length."""
+
+
+def default_batch_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return powers and half-powers of two up to ``max_num_seqs``, and that itself: 1, 2, 3, 4, 6, 8, 12…"""
+    sizes = {max_num_seqs}
+    power = 1
+    while power <= max_num_seqs:
+        sizes |= {power, power + power // 2}
+        power *= 2
+    return tuple(sorted(size for size in sizes if size <= max_num_seqs))
+
+
+def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
+    """Return the plan for ``options`` on the engine that was ``configured``; the same for equal input.
+
+    Raises :class:`PlanError` for options that this engine cannot do.
+    """
+    fingerprint = configured.fingerprint
+    lengths = configured.draft_lengths
+    batch_sizes = _batch_sizes(options, configured)
+    order = np.random.default_rng(seed)
+    columns = []
+    for batch_size in order.permutation(batch_sizes).tolist():
+        there = order.permutation(lengths).tolist()
+        columns.append(Column(batch_size, (*there, *reversed(there))))
+    steps_per_visit = max(1, options.steps // 2)
+    growth = _growth(lengths, steps_per_visit)
+    if options.context_length < 16 or options.context_length + growth > configured.max_model_len:
+        raise PlanError(
+            f"--context-length {options.context_length} does not fit: with {growth} tokens that requests grow"
+            f" by while they are timed, it must be from 16 to {configured.max_model_len - growth}"
+            f" (--max-model-len {configured.max_model_len})."
+        )
+    return Plan(
+        batch_sizes=batch_sizes,
+        draft_lengths=lengths,
+        columns=tuple(columns),
+        mixed=_mixed(options, batch_sizes, lengths, fingerprint.max_num_seqs, configured.max_model_len),
+        steps_per_visit=steps_per_visit,
+        prompt_length=max(8, options.context_length - growth // 2),
+    )
+
+
+def sweep_prompts(
+    token_ids: Sequence[Sequence[int]], length: int, vocabulary: int, seed: int = 0, count: int = 8
+) -> tuple[tuple[int, ...], ...]:
+    """Return ``count`` different prompts of exactly ``length`` tokens, cut from the sample prompts.
+
+    Natural text, so that drafters that look into it find what they find in serving. Random tokens where
+    there is no text (an engine without a tokenizer).
+    """
+    if not token_ids:
+        random = np.random.default_rng(seed)
+        low = min(100, vocabulary - 1)
+        return tuple(tuple(random.integers(low, vocabulary, length).tolist()) for _ in range(count))
+    prompts = []
+    for start in range(count):
+        text: list[int] = []
+        position = start
+        while len(text) < length:
+            text += token_ids[position % len(token_ids)]
+            position += count
+        prompts.append(tuple(text[-length:]))
+    return tuple(prompts)
+
+
+def _batch_sizes(options: Options, configured: Configured) -> tuple[int, ...]:
+    max_num_seqs = configured.fingerprint.max_num_seqs
+    if options.batch_sizes is None:
+        grid = default_batch_sizes(max_num_seqs)
+        # A coarse grid misses the batch sizes without a full graph (ENGINE.md 2), or takes one for the rule.
+        settings = GraphSettings.from_fingerprint(configured.fingerprint, configured.draft_lengths)
+        return tuple(sorted({*grid, *graphs.batch_sizes_to_add(settings, grid)}))
+    above = [size for size in options.batch_sizes if size > max_num_seqs]
+    if above:
+        raise PlanError(
+            f"--batch-sizes has {above[0]}, above --max-num-seqs {max_num_seqs}, the most requests that the"
+            " engine runs at once. Lower the one or raise the other."
+        )
+    return tuple(sorted(set(options.batch_sizes)))
+
+
+def _growth(lengths: Sequence[int], steps_per_visit: int) -> int:
+    """Return how many tokens a request grows by in a column if about half the guesses are kept."""
+    steps = 2 * (steps_per_visit + 6)
+    return sum(steps * (1 + length // 2) for length in lengths)
+
+
+def _mixed(
+    options: Options,
+    batch_sizes: Sequence[int],
+    lengths: Sequence[int],
+    max_num_seqs: int,
+    max_model_len: int,
+) -> tuple[MixedCell, ...]:
+    """Return a few mixed cells: a small, a middle and a large batch; off and the longest length."""
+    if not options.mixed:
+        return ()
+    # The prompt's own request needs a place in the batch.
+    usable = [size for size in batch_sizes if size < max_num_seqs]
+    if not usable:
+        return ()
+    chosen = sorted({usable[0], usable[len(usable) // 2], usable[-1]})
+    prompts = [tokens for tokens in options.mixed_prompt_tokens if tokens < max_model_len]
+    return tuple(
+        MixedCell(batch_size, length, tokens)
+        for batch_size in chosen
+        for length in sorted({lengths[0], lengths[-1]})
+        for tokens in prompts
+    )

@@ -1,0 +1,629 @@
+"""Takes a profile: asks the engine process for one measurement after the other, and survives its deaths.
+
+``commands.profile`` calls :func:`take`. All that was measured is in a :class:`_State` at any time, which
+goes to disk after every batch size, so that an interrupt, a kill or a full disk costs at most that one.
+
+Rules for an engine that dies, hangs or fails:
+
+1. It is started again, and the cell it died in is tried once more.
+2. A cell that it dies in twice is left out, with the engine's last words as the reason.
+3. After ``MAX_RESTARTS`` restarts the profile stops; what was measured stays on disk.
+4. The acceptance run is tried twice, and without it there is no table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from tabletune import acceptance, assembling, graphs
+from tabletune.documents import (
+    Acceptance,
+    Control,
+    Document,
+    ExcludedCell,
+    Graph,
+    Measure,
+    MixedStep,
+    Profile,
+)
+from tabletune_plugin.engine.facts import Severity
+from tabletune_profiler import cells, checking, messages, partials, planning
+from tabletune_profiler.exit_codes import EngineError, InputError, NotServableError
+from tabletune_profiler.partials import CellRecord, MixedRecord, Partial
+from tabletune_profiler.planning import Column, MixedCell, Options, Plan
+from tabletune_profiler.progress import Reporter
+from tabletune_profiler.prompts import Prompt
+from tabletune_profiler.supervising import EngineLostError, EngineProcess, RefusedError
+
+MAX_RESTARTS = 8
+"""Each costs an engine start, minutes on a GPU; an engine that dies more often cannot be profiled."""
+MIXED_REPEATS = 5
+"""Prompts timed per mixed cell."""
+WIDE_ERROR = 0.01
+"""Relative standard error of a cell's median above which it is timed again: the tie tolerance's size."""
+NO_TOKENIZER_PROMPT_TOKENS = 128
+"""Length of the random prompts of an engine without a tokenizer."""
+CONFIGURE_TIMEOUT = 600.0
+"""Seconds to import vLLM and to read a model's configuration."""
+LAST_WORDS_IN_DOCUMENT = 800
+"""Characters of an engine's last words that go into a document's reason."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to profile, and within which bounds."""
+
+    arguments: tuple[str, ...]
+    """Arguments of ``vllm serve``."""
+    prompts: tuple[Prompt, ...]
+    options: Options
+    control: Control
+    output: Path
+    time_budget: float | None = None
+    """Seconds for the sweep; ``None`` for as long as it takes."""
+    start_timeout: float = 1_800.0
+    """Seconds for the engine to start: loading weights and capturing graphs takes minutes."""
+    answer_timeout: float = 120.0
+    """Seconds without a sign of life after which the engine counts as hung."""
+
+
+@dataclass
+class _State:
+    """What is known so far; its stored form is :class:`Partial`."""
+
+    acceptance: partials.AcceptanceRecord | None = None
+    cells: dict[tuple[int, int], CellRecord] = field(default_factory=dict)
+    mixed: dict[MixedCell, MixedRecord] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, partial: Partial) -> _State:
+        return cls(
+            acceptance=partial.acceptance,
+            cells={(cell.batch_size, cell.draft_length): cell for cell in partial.cells},
+            mixed={
+                MixedCell(record.batch_size, record.draft_length, record.prompt_tokens): record
+                for record in partial.mixed
+            },
+        )
+
+    def add_samples(self, timed: messages.CellTimed) -> None:
+        key = (timed.batch_size, timed.draft_length)
+        earlier = self.cells.get(key)
+        self.cells[key] = CellRecord(
+            batch_size=timed.batch_size,
+            draft_length=timed.draft_length,
+            samples=(*(earlier.samples if earlier else ()), *partials.rows(timed.samples)),
+            visits=1 + (earlier.visits if earlier else 0),
+        )
+
+    def visits_left(self, column: Column) -> tuple[int, ...]:
+        """Return the visits of ``column`` that were not made yet, in their order."""
+        left = []
+        made = {k: cell.visits for (b, k), cell in self.cells.items() if b == column.batch_size}
+        for length in column.visits:
+            record = self.cells.get((column.batch_size, length))
+            if record is not None and record.excluded:
+                continue
+            if made.get(length, 0) > 0:
+                made[length] -= 1
+            else:
+                left.append(length)
+        return tuple(left)
+
+    def exclude(self, batch_size: int, draft_length: int, reason: str) -> None:
+        self.cells[batch_size, draft_length] = CellRecord(
+            batch_size=batch_size, draft_length=draft_length, excluded=reason
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished profile, and how the time was spent."""
+
+    document: Document
+    seconds_start: float
+    """Engine starts."""
+    seconds_sweep: float
+    """The step-time sweep, wall clock."""
+    seconds_counted: float
+    """Of these, spent in steps that count."""
+
+
+def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> Outcome:
+    """Take the profile that ``request`` describes and return its document.
+
+    Raises :class:`~exit_codes.InputError`, :class:`~exit_codes.NotServableError` or
+    :class:`~exit_codes.EngineError`. Whatever ends it, the partial file holds all that was measured.
+    """
+    with ExitStack() as stack:
+        run = stack.enter_context(_Run(request, reporter))
+        run.configure()
+        run.resume()
+        try:
+            run.measure()
+        finally:
+            run.save()
+        document = run.document(now())
+    return Outcome(document, run.seconds_start, run.seconds_sweep, run.seconds_counted)
+
+
+class _Run:
+    """One profile being taken: the engine process of the moment, the plan and the state."""
+
+    def __init__(self, request: Request, reporter: Reporter) -> None:
+        self._request, self._reporter = request, reporter
+        self._log = request.output.with_name(request.output.name + ".engine.log")
+        self._partial_path = partials.path_of(request.output)
+        self._process: EngineProcess | None = None
+        self._started = False
+        self._restarts = 0
+        self._state = _State()
+        self._configured: messages.Configured
+        self._plan: Plan
+        self._token_ids: tuple[tuple[int, ...], ...] = ()
+        self.seconds_start = self.seconds_sweep = self.seconds_counted = 0.0
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process is not None:
+            self._process.close()
+
+    def configure(self) -> None:
+        """Learn what the arguments mean, refuse what cannot be, and make the plan."""
+        self._configured = self._new_process()
+        for obstacle in checking.obstacles(self._configured):
+            told = f"{obstacle.name}: {obstacle.reason} {obstacle.remedy}"
+            if obstacle.severity is Severity.REFUSED:
+                raise NotServableError(told)
+            self._reporter.warn(told)
+        if self._configured.had_table:
+            self._reporter.note("The table in --speculative-config is set aside while the profile is taken.")
+        try:
+            self._plan = planning.make(self._request.options, self._configured)
+        except planning.PlanError as error:
+            raise InputError(str(error)) from error
+
+    def resume(self) -> None:
+        """Go on from an earlier run's cells where they were measured on the same thing in the same way."""
+        partial = partials.read(self._partial_path)
+        if partial is None:
+            return
+        if partial.fingerprint != self._configured.fingerprint or partial.settings != self._settings():
+            aside = self._partial_path.with_name(self._partial_path.name + ".old")
+            self._partial_path.replace(aside)
+            self._reporter.warn(
+                f"{self._partial_path} is of another engine or other options. It is kept as {aside.name},"
+                " and the profile starts anew."
+            )
+            return
+        self._state = _State.of(partial)
+        self._reporter.note(
+            f"Going on from {self._partial_path}: {len(self._state.cells)} cells are measured already."
+        )
+
+    def save(self) -> None:
+        """Write what is known to the partial file."""
+        partials.write(
+            self._partial_path,
+            Partial(
+                fingerprint=self._configured.fingerprint,
+                settings=self._settings(),
+                acceptance=self._state.acceptance,
+                cells=tuple(self._state.cells[key] for key in sorted(self._state.cells)),
+                mixed=tuple(self._state.mixed.values()),
+            ),
+        )
+
+    def measure(self) -> None:
+        """Measure all that the plan asks for and that is not known yet."""
+        if self._state.acceptance is None or self._columns_left() or self._mixed_left():
+            self._tokenize()
+            self._start()
+        if self._state.acceptance is None:
+            self._count_acceptance()
+            self.save()
+        self._sweep()
+        self._time_mixed()
+
+    def document(self, created_at: datetime) -> Document:
+        """Return the document of what was measured; raises :class:`EngineError` where that is too little."""
+        assert self._state.acceptance is not None
+        profile = _profile(self._plan, self._state, self._configured, self._request.options)
+        if all(time is None for row in profile.step_time_ms for time in row):
+            reasons = sorted({cell.reason for cell in profile.excluded})
+            raise EngineError(f"No cell could be timed: {'; '.join(reasons[:3])}")
+        counted = _acceptance(self._state.acceptance, len(self._request.prompts))
+        options = self._request.options
+        self._tell_evidence(counted)
+        if wide := self._wide_columns():
+            self._reporter.warn(
+                f"{sum(len(column.visits) for column in wide)} cells are known to no better than"
+                f" {WIDE_ERROR:.0%} (batch sizes {', '.join(str(c.batch_size) for c in wide)}): the machine"
+                " was busy with something else, or its speed varies. Profile on a quiet one, or with more"
+                " --steps."
+            )
+        self._tell_graphs(profile)
+        return assembling.assemble(
+            fingerprint=self._configured.fingerprint,
+            profile=profile,
+            acceptance=counted,
+            control=self._request.control,
+            created_at=created_at,
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.output_tokens,
+            speculative_config=self._configured.speculative_config,
+        )
+
+    def _settings(self) -> str:
+        options = dataclasses.asdict(self._request.options)
+        for later in ("prompt_tokens", "output_tokens"):  # used for the advice only, after measuring
+            options.pop(later)
+        prompts = [prompt.model_dump(mode="json") for prompt in self._request.prompts]
+        return partials.settings_hash(options, prompts, self._plan.draft_lengths, self._plan.batch_sizes)
+
+    def _new_process(self) -> messages.Configured:
+        self._process = EngineProcess(self._log)
+        self._started = False
+        command = messages.Configure(self._request.arguments, self._request.options.draft_lengths)
+        try:
+            (answer,) = self._process.ask(command, CONFIGURE_TIMEOUT)
+        except RefusedError as error:
+            raise (NotServableError if error.kind == "unsupported" else InputError)(str(error)) from error
+        except EngineLostError as error:
+            raise EngineError(f"{error.what}\n{error.last_words}") from error
+        assert isinstance(answer, messages.Configured)
+        return answer
+
+    def _start(self) -> None:
+        """Start the engine, in a new process where the last one was lost."""
+        if self._started:
+            return
+        if self._process is None:
+            self._restarts += 1
+            if self._restarts > MAX_RESTARTS:
+                raise EngineError(
+                    f"The engine died {self._restarts} times; see {self._log}. What was measured is in"
+                    f" {self._partial_path}."
+                )
+            self._new_process()
+        assert self._process is not None
+        self._reporter.phase("start", 1)
+        try:
+            (answer,) = self._process.ask(messages.Start(), self._request.start_timeout)
+        except RefusedError as error:
+            raise EngineError(f"{error} See {self._log}.") from error
+        except EngineLostError as error:
+            raise EngineError(f"While starting, {error.what}. Its last words:\n{error.last_words}") from error
+        assert isinstance(answer, messages.Started)
+        self.seconds_start += answer.seconds
+        self._started = True
+        self._reporter.advance(1)
+
+    def _ask(self, command: messages.Command) -> Iterator[messages.Message]:
+        """Ask the running engine, starting it where there is none; a lost one is cleared away."""
+        self._start()
+        assert self._process is not None
+        try:
+            yield from self._process.ask(command, self._request.answer_timeout)
+        except EngineLostError as error:
+            self._process.close()
+            self._process, self._started = None, False
+            self._reporter.warn(f"{error.what[0].upper()}{error.what[1:]}. See {self._log}.")
+            raise
+
+    def _tokenize(self) -> None:
+        assert self._process is not None
+        try:
+            (answer,) = self._process.ask(messages.Tokenize(self._request.prompts), CONFIGURE_TIMEOUT)
+        except EngineLostError as error:
+            raise EngineError(f"{error.what}\n{error.last_words}") from error
+        assert isinstance(answer, messages.Tokenized)
+        room = self._configured.max_model_len - self._request.options.acceptance_tokens
+        token_ids = answer.token_ids
+        if not any(token_ids):
+            self._reporter.warn("The engine has no tokenizer, so random tokens stand in for the prompts.")
+            length = min(NO_TOKENIZER_PROMPT_TOKENS, room)
+            token_ids = planning.sweep_prompts((), length, self._configured.vocabulary, count=len(token_ids))
+        fitting = tuple(ids for ids in token_ids if 0 < len(ids) <= room)
+        if not fitting:
+            raise InputError(
+                f"No prompt fits: with {self._request.options.acceptance_tokens} output tokens it may have"
+                f" {room} tokens (--max-model-len {self._configured.max_model_len})."
+            )
+        if left_out := len(token_ids) - len(fitting):
+            self._reporter.warn(f"{left_out} prompts are longer than {room} tokens and left out.")
+        self._token_ids = fitting
+
+    def _count_acceptance(self) -> None:
+        options = self._request.options
+        command = messages.CountAcceptance(
+            draft_length=max(self._plan.draft_lengths),
+            prompts=self._token_ids,
+            max_tokens=options.acceptance_tokens,
+            concurrency=min(options.acceptance_concurrency, self._configured.fingerprint.max_num_seqs),
+        )
+        for attempt in (1, 2):
+            self._start()
+            self._reporter.phase("acceptance", len(self._token_ids))
+            try:
+                for answer in self._ask(command):
+                    if isinstance(answer, messages.AcceptanceProgress):
+                        self._reporter.advance(answer.done)
+                    elif isinstance(answer, messages.AcceptanceCounted):
+                        self._state.acceptance = partials.acceptance_record(answer)
+                return
+            except EngineLostError as error:
+                if attempt == 2:
+                    raise EngineError(
+                        f"The acceptance run failed twice: {error.what}. Last words:\n{error.last_words}"
+                    ) from error
+
+    def _columns_left(self) -> list[Column]:
+        """Return the columns of the plan with the visits that were not made yet."""
+        left = [Column(c.batch_size, self._state.visits_left(c)) for c in self._plan.columns]
+        return [column for column in left if column.visits]
+
+    def _mixed_left(self) -> list[MixedCell]:
+        return [cell for cell in self._plan.mixed if cell not in self._state.mixed]
+
+    def _sweep(self) -> None:
+        began = time.monotonic()
+        deadline = math.inf if self._request.time_budget is None else began + self._request.time_budget
+        columns = self._columns_left()
+        total = sum(len(column.visits) for column in self._plan.columns)
+        self._reporter.phase("sweep", total, total - sum(len(column.visits) for column in columns))
+        done = total - sum(len(column.visits) for column in columns)
+        for index, column in enumerate(columns):
+            left = sum(len(later.visits) for later in columns[index:])
+            steps = self._steps_within(deadline, left)
+            if steps is None:
+                for length in dict.fromkeys(column.visits):
+                    self._state.exclude(
+                        column.batch_size,
+                        length,
+                        f"--time-budget {self._request.time_budget:g} s was used up",
+                    )
+            else:
+                self._time_column(column, steps, done)
+            done += len(column.visits)
+            self._reporter.advance(done)
+            self.save()
+        for _ in range(self._request.options.repeats):
+            wide = self._wide_columns()
+            if not wide or time.monotonic() > deadline:
+                break
+            self._reporter.phase("repeat", sum(len(column.visits) for column in wide))
+            done = 0
+            for column in wide:
+                if time.monotonic() <= deadline:
+                    self._time_column(column, self._plan.steps_per_visit, done)
+                done += len(column.visits)
+            self.save()
+        self.seconds_sweep += time.monotonic() - began
+
+    def _steps_within(self, deadline: float, visits_left: int) -> int | None:
+        """Return the steps per visit that the time left allows; ``None`` where it allows none."""
+        most = self._plan.steps_per_visit
+        if math.isinf(deadline):
+            return most
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        intervals = [row.interval_ms for cell in self._state.cells.values() for row in cell.samples]
+        if not intervals:
+            return most
+        per_step = statistics.fmean(intervals) / 1e3
+        # The steps that are dropped cost as much as those that count.
+        affordable = int(left / (visits_left * per_step)) - 5
+        return max(3, min(most, affordable))
+
+    def _time_column(self, column: Column, steps: int, done: int) -> None:
+        """Time the cells of one batch size, through deaths of the engine."""
+        visits = list(column.visits)
+        lost_at: int | None = None
+        while visits:
+            command = messages.TimeCells(column.batch_size, tuple(visits), steps, self._sweep_prompts())
+            current = visits[0]
+            try:
+                for answer in self._ask(command):
+                    match answer:
+                        case messages.CellStarted(_, length):
+                            current = length
+                        case messages.CellTimed():
+                            self._state.add_samples(answer)
+                            self.seconds_counted += answer.seconds_counted
+                            visits.pop(0)
+                            done += 1
+                            self._reporter.advance(
+                                done, batch_size=column.batch_size, draft_length=answer.draft_length
+                            )
+                        case messages.CellUnreachable(batch_size, length, reason):
+                            if (batch_size, length) not in self._state.cells:
+                                self._state.exclude(batch_size, length, reason)
+                                self._reporter.warn(f"B={batch_size} K={length} is left out: {reason}")
+                            visits = [k for k in visits if k != length]
+            except EngineLostError as error:
+                if lost_at == current:
+                    reason = f"{error.what}, twice in this cell. {error.last_words}"[:LAST_WORDS_IN_DOCUMENT]
+                    if (column.batch_size, current) not in self._state.cells:
+                        self._state.exclude(column.batch_size, current, reason)
+                        self._reporter.warn(
+                            f"B={column.batch_size} K={current} is left out: {error.what}, twice."
+                        )
+                    visits = [k for k in visits if k != current]
+                lost_at = current
+                self.save()
+
+    def _wide_columns(self) -> list[Column]:
+        """Return the cells whose time is not sure enough to tell lengths apart, by batch size."""
+        profile_cells = _cells(self._state, self._configured)
+        wide = []
+        for column in self._plan.columns:
+            visits = tuple(
+                length
+                for length in dict.fromkeys(column.visits)
+                if (cell := profile_cells.get((column.batch_size, length))) is not None
+                and cells.relative_error(cell) > WIDE_ERROR
+            )
+            if visits:
+                wide.append(Column(column.batch_size, visits))
+        return wide
+
+    def _time_mixed(self) -> None:
+        left = self._mixed_left()
+        self._reporter.phase("mixed", len(self._plan.mixed), len(self._plan.mixed) - len(left))
+        for index, cell in enumerate(left, start=len(self._plan.mixed) - len(left) + 1):
+            command = messages.TimePrompts(
+                cell.batch_size, cell.draft_length, cell.prompt_tokens, MIXED_REPEATS, self._sweep_prompts()
+            )
+            for attempt in (1, 2):
+                try:
+                    for answer in self._ask(command):
+                        if isinstance(answer, messages.PromptsTimed):
+                            self._state.mixed[cell] = MixedRecord(
+                                **dataclasses.asdict(cell), added_ms=answer.added_ms
+                            )
+                    break
+                except EngineLostError as error:
+                    if attempt == 2:
+                        self._reporter.warn(
+                            f"Steps with a prompt of {cell.prompt_tokens} tokens at B={cell.batch_size}"
+                            f" K={cell.draft_length} are left out: {error.what}, twice."
+                        )
+            self._reporter.advance(index, batch_size=cell.batch_size, draft_length=cell.draft_length)
+
+    def _sweep_prompts(self) -> tuple[tuple[int, ...], ...]:
+        return planning.sweep_prompts(self._token_ids, self._plan.prompt_length, self._configured.vocabulary)
+
+    def _tell_evidence(self, counted: Acceptance) -> None:
+        longest = max(self._plan.draft_lengths)
+        evidence = acceptance.evidence(counted.drafted, counted.accepted, counted.proposal_rate, longest)
+        if not evidence.enough:
+            self._reporter.warn(
+                f"Only {evidence.drafts} drafts were seen, {evidence.needed} are needed to know the expected"
+                f" tokens to {evidence.precision:.0%}; they are known to {evidence.relative_error:.1%}."
+                " Give more prompts or longer outputs."
+            )
+
+    def _tell_graphs(self, profile: Profile) -> None:
+        """Warn where the engine ran another kind of graph than its settings let one expect."""
+        settings = graphs.GraphSettings.from_fingerprint(self._configured.fingerprint, profile.draft_lengths)
+        unexpected = [
+            f"B={batch_size} K={length}: {kind}"
+            for row, length in enumerate(profile.draft_lengths)
+            for column, batch_size in enumerate(profile.batch_sizes)
+            if (kind := profile.graph[row][column]) is not None
+            and kind is not graphs.dispatch(settings, batch_size, length).kind
+        ]
+        if unexpected:
+            self._reporter.warn(
+                f"The engine ran other CUDA graphs than expected of its settings in {len(unexpected)} cells"
+                f" ({', '.join(unexpected[:5])}…); times between measured batch sizes are less sure."
+            )
+
+
+def _cells(state: _State, configured: messages.Configured) -> dict[tuple[int, int], cells.Cell]:
+    """Return the numbers of every cell that has samples, by (batch size, draft length)."""
+    timed = {key: partials.samples(record) for key, record in state.cells.items() if record.samples}
+    measure = _measure(timed)
+    found: dict[tuple[int, int], cells.Cell] = {}
+    for (batch_size, length), samples in sorted(timed.items(), key=lambda item: item[0][1]):
+        if configured.uniform_drafts or length == 0 or state.acceptance is None:
+            cell = cells.summarise(samples, measure)
+        else:
+            record = state.acceptance
+            per_request = sum(record.drafted[:length]) / max(1, record.requests_decoded)
+            off = found.get((batch_size, 0))
+            cell = cells.summarise_varying(
+                samples, measure, batch_size * per_request, off.step_time_ms if off else None
+            )
+        if cell is not None:
+            found[batch_size, length] = cell
+    return found
+
+
+def _measure(timed: Mapping[tuple[int, int], Sequence[messages.Sample]]) -> Measure:
+    return cells.measure_of([sample for samples in timed.values() for sample in samples])
+
+
+def _profile(plan: Plan, state: _State, configured: messages.Configured, options: Options) -> Profile:
+    """Return the grids of ``state`` in the order of ``plan``."""
+    found = _cells(state, configured)
+    measure = _measure({key: partials.samples(record) for key, record in state.cells.items()})
+    without_graphs = configured.fingerprint.cudagraph_mode == "NONE"
+
+    def grid(value: Callable[[cells.Cell], object], missing: object) -> tuple[tuple[object, ...], ...]:
+        return tuple(
+            tuple(
+                value(found[batch_size, length]) if (batch_size, length) in found else missing
+                for batch_size in plan.batch_sizes
+            )
+            for length in plan.draft_lengths
+        )
+
+    return Profile.model_validate(
+        {
+            "batchSizes": plan.batch_sizes,
+            "draftLengths": plan.draft_lengths,
+            "measure": measure,
+            "stepTimeMs": grid(lambda cell: round(cell.step_time_ms, 4), None),
+            "spreadMs": grid(lambda cell: round(cell.spread_ms, 4), None),
+            "samples": grid(lambda cell: cell.samples, 0),
+            "graph": grid(lambda cell: Graph.NONE if without_graphs else cell.graph, None),
+            "contextLength": options.context_length,
+            "mixed": tuple(_mixed_steps(state, found)),
+            "excluded": tuple(
+                ExcludedCell(
+                    batch_size=batch_size,
+                    draft_length=length,
+                    reason=state.cells[batch_size, length].excluded or "no step could be timed",
+                )
+                for length in plan.draft_lengths
+                for batch_size in plan.batch_sizes
+                if (batch_size, length) not in found
+            ),
+        }
+    )
+
+
+def _mixed_steps(state: _State, found: dict[tuple[int, int], cells.Cell]) -> Iterator[MixedStep]:
+    for cell, record in state.mixed.items():
+        pure = found.get((cell.batch_size, cell.draft_length))
+        if pure is None or not record.added_ms:
+            continue
+        # A prompt that the noise makes free still takes the pure step's time.
+        added = max(0.0, statistics.median(record.added_ms))
+        yield MixedStep(
+            batch_size=cell.batch_size,
+            draft_length=cell.draft_length,
+            prompt_tokens=cell.prompt_tokens,
+            step_time_ms=round(pure.step_time_ms + added, 4),
+            samples=len(record.added_ms),
+        )
+
+
+def _acceptance(record: partials.AcceptanceRecord, prompts: int) -> Acceptance:
+    """Return the document's acceptance.
+
+    A draft that the drafter itself cut short was not accepted beyond its end, so all positions are over
+    the same drafts: the longest length was in force throughout (``acceptance.survival`` says why).
+    """
+    drafted = (record.requests_drafted,) * len(record.accepted)
+    rate = record.requests_drafted / record.requests_decoded if record.requests_decoded else 0.0
+    return Acceptance(
+        survival=acceptance.survival(drafted, record.accepted),
+        drafted=drafted,
+        accepted=record.accepted,
+        proposal_rate=min(1.0, rate),
+        prompts=prompts,
+    )

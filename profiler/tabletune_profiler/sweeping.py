@@ -1,0 +1,224 @@
+"""The measuring itself: drives the engine and yields what its steps took. Runs in the engine process.
+
+Rules for the steps that count:
+
+- exactly B requests decode, none of them on its first step, and no prompt shares the step;
+- the lookup gave this length two steps ago or longer, so that both the tokens verified and the tokens
+  drafted are this length's;
+- the first steps of a visit are dropped: caches and the memory allocator still follow the change;
+- a step next to one that shared a prompt is dropped: with asynchronous scheduling the prompt's host
+  time shows in the interval before it (ENGINE.md 1).
+
+Lengths change inside the running batch and all requests are aborted at the end, because batches that
+drain have killed engines (ENGINE.md 3).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tabletune_plugin.engine.driving import DrivenEngine
+from tabletune_plugin.engine.steps import Step
+from tabletune_profiler import messages
+
+WARMUP_STEPS = 2
+"""Steps dropped after each change of length, besides the two that still carry the old one."""
+SETTLE_STEPS = 2
+"""Steps until both verifying and drafting follow a changed lookup."""
+BATCH_SPARE_TOKENS = 4_096
+"""Output tokens that a sweep's request may make; no cell comes near, `max_model_len` ends it before."""
+
+
+class CannotFillBatchError(Exception):
+    """The engine never ran as many requests at once as the cell needs."""
+
+
+class StepLog:
+    """The steps since it was last emptied; the tap appends to it."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def __call__(self, step: Step) -> None:
+        """Take a step in; called by the tap."""
+        self.steps.append(step)
+
+
+class Sweep:
+    """Measurements on one running engine."""
+
+    def __init__(self, engine: DrivenEngine, log: StepLog, *, uniform_drafts: bool, vocabulary: int) -> None:
+        self._engine, self._log = engine, log
+        self._uniform_drafts = uniform_drafts
+        self._vocabulary = vocabulary
+        self._random = np.random.default_rng(0)
+
+    def time_cells(self, command: messages.TimeCells) -> Iterator[messages.Message]:
+        """Yield a :class:`~messages.CellTimed` per visit of ``command``, or why a cell has none."""
+        batch_size, length = command.batch_size, command.visits[0]
+        yield messages.CellStarted(batch_size, length)
+        try:
+            self._engine.set_draft_length(length)
+            self._fill(batch_size, command.prompts)
+            for length in command.visits:
+                yield messages.CellStarted(batch_size, length)
+                yield self._visit(batch_size, length, command)
+        except CannotFillBatchError as error:
+            for missing in dict.fromkeys(command.visits[command.visits.index(length) :]):
+                yield messages.CellUnreachable(batch_size, missing, str(error))
+        finally:
+            self._engine.abort_all()
+
+    def time_prompts(self, command: messages.TimePrompts) -> messages.PromptsTimed:
+        """Return what prompts of ``command.prompt_tokens`` tokens added to a batch that decodes.
+
+        A prompt's cost is the time of all steps from the one before it to the one after it, less as many
+        ordinary steps: with asynchronous scheduling part of it shows before the prompt's own step, and a
+        long prompt takes several.
+        """
+        added: list[float] = []
+        try:
+            self._engine.set_draft_length(command.draft_length)
+            self._fill(command.batch_size, command.prompts)
+            for _ in range(command.repeats):
+                added.append(self._prompt_cost(command))
+        finally:
+            self._engine.abort_all()
+        return messages.PromptsTimed(tuple(added))
+
+    def count_acceptance(self, command: messages.CountAcceptance) -> Iterator[messages.Message]:
+        """Complete all prompts and yield the counts; requests end by themselves here, as in serving."""
+        engine, log = self._engine, self._log
+        engine.set_draft_length(command.draft_length)
+        waiting = list(reversed(command.prompts))
+        drafted = np.zeros(command.draft_length, np.int64)
+        accepted = np.zeros(command.draft_length, np.int64)
+        requests_drafted = requests_decoded = 0
+        try:
+            while waiting or engine.busy:
+                while waiting and engine.unfinished < command.concurrency:
+                    engine.add(waiting.pop(), command.max_tokens, ignore_eos=False)
+                log.steps.clear()
+                engine.step()
+                for step in log.steps:
+                    requests_decoded += step.batch_size - step.new_requests
+                    requests_drafted += step.requests_drafted
+                    if step.drafted:
+                        drafted += np.asarray(step.drafted[: command.draft_length])
+                        accepted += np.asarray(step.accepted[: command.draft_length])
+                done = len(command.prompts) - len(waiting) - engine.unfinished
+                yield messages.AcceptanceProgress(done, len(command.prompts))
+        finally:
+            engine.abort_all()
+        yield messages.AcceptanceCounted(
+            tuple(drafted.tolist()), tuple(accepted.tolist()), requests_drafted, requests_decoded
+        )
+
+    def _fill(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
+        """Add requests until ``batch_size`` of them decode together."""
+        self._log.steps.clear()
+        self._top_up(batch_size, prompts)
+        # Prefills take as many steps as the token budget makes of them; preempted requests start over.
+        for _ in range(50 + 4 * batch_size):
+            self._engine.step()
+            if self._log.steps and _is_pure(self._log.steps[-1], batch_size):
+                return
+        seen = max((step.batch_size for step in self._log.steps), default=0)
+        raise CannotFillBatchError(
+            f"at most {seen} of {batch_size} requests ran together: the KV cache or the step's token budget"
+            " (max_num_batched_tokens) does not hold them"
+        )
+
+    def _top_up(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
+        for _ in range(batch_size - self._engine.unfinished):
+            prompt = prompts[int(self._random.integers(len(prompts)))]
+            self._engine.add(prompt, BATCH_SPARE_TOKENS, ignore_eos=True)
+
+    def _visit(self, batch_size: int, length: int, command: messages.TimeCells) -> messages.CellTimed:
+        engine, log = self._engine, self._log
+        engine.set_draft_length(length)
+        log.steps.clear()
+        counted: list[Step] = []
+        for _ in range(command.steps * 3 + 50 + 4 * batch_size):
+            engine.step()
+            self._top_up(batch_size, command.prompts)
+            counted = self._steps_that_count(batch_size, length)
+            if len(counted) >= command.steps:
+                break
+        else:
+            raise CannotFillBatchError(
+                f"only {len(counted)} of {command.steps} steps ran with {batch_size} requests decoding at"
+                f" draft length {length}: requests were preempted (KV cache full) or the length was not used"
+            )
+        spans = self._spans(counted)
+        return messages.CellTimed(
+            batch_size,
+            length,
+            tuple(
+                messages.Sample(step.interval_ms, span, step.drafted_tokens, step.graph)
+                for step, span in zip(counted, spans, strict=True)
+            ),
+            seconds_counted=sum(step.interval_ms for step in counted) / 1e3,
+        )
+
+    def _steps_that_count(self, batch_size: int, length: int) -> list[Step]:
+        steps = self._log.steps
+        dropped = SETTLE_STEPS + WARMUP_STEPS
+        last = len(steps) - 1
+        return [
+            step
+            for index, step in enumerate(steps)
+            if index >= dropped
+            and all(_is_pure(near, batch_size) for near in steps[index - 2 : min(index + 1, last) + 1])
+            and all(near.next_draft_length == length for near in steps[index - 2 : index + 1])
+            and (not self._uniform_drafts or step.drafted_tokens == batch_size * length)
+            and not math.isnan(step.interval_ms)
+        ]
+
+    def _spans(self, counted: Sequence[Step]) -> list[float | None]:
+        """Return the GPU spans of ``counted``; the last are known only a few steps later."""
+        if not self._engine.measures_gpu_span:
+            return [None] * len(counted)
+        for _ in range(3):
+            self._engine.step()
+        return [self._engine.tap.gpu_span_ms(step.number) for step in counted]
+
+    def _prompt_cost(self, command: messages.TimePrompts) -> float:
+        engine, log = self._engine, self._log
+        log.steps.clear()
+        ordinary_before = 6
+        for _ in range(ordinary_before):
+            engine.step()
+        # Random tokens: a prompt that the prefix cache knows would cost nothing.
+        prompt = self._random.integers(
+            min(100, self._vocabulary - 1), self._vocabulary, command.prompt_tokens
+        )
+        engine.add([int(token) for token in prompt], 1, ignore_eos=True)
+        joined: int | None = None
+        for _ in range(50 + command.prompt_tokens):
+            engine.step()
+            self._top_up_to_decode(command)
+            mixed = [index for index, step in enumerate(log.steps) if step.prompt_tokens or step.new_requests]
+            if mixed and len(log.steps) >= mixed[-1] + 4:
+                joined = mixed[0]
+                break
+        if joined is None:
+            raise CannotFillBatchError(
+                f"a prompt of {command.prompt_tokens} tokens did not join {command.batch_size} requests"
+            )
+        ordinary = statistics.median(step.interval_ms for step in log.steps[2 : joined - 1])
+        around = log.steps[joined - 1 :]
+        return sum(step.interval_ms for step in around) - ordinary * len(around)
+
+    def _top_up_to_decode(self, command: messages.TimePrompts) -> None:
+        """Replace batch members that reached the model's length, and never the prompt itself."""
+        if self._engine.unfinished < command.batch_size:
+            self._top_up(command.batch_size, command.prompts)
+
+
+def _is_pure(step: Step, batch_size: int) -> bool:
+    return step.batch_size == batch_size and step.prompt_tokens == 0 and step.new_requests == 0

@@ -1,0 +1,83 @@
+"""From measurements to a whole document.
+
+The profiler calls it at the end of a run, the ``table`` command and the operator call it again with
+another control section. It is the one place that knows the order of the computation (costs, goodput,
+table, prediction, recommendation, engine advice); with the order in two places, a recomputed document
+would differ from a profiled one although nothing was measured anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pydantic import JsonValue
+
+from tabletune import advice, costs, predictions, recommendations, tables
+from tabletune.documents import Acceptance, Control, Document, Fingerprint, Profile, Source
+
+
+def assemble(
+    fingerprint: Fingerprint,
+    profile: Profile,
+    acceptance: Acceptance,
+    control: Control,
+    created_at: datetime,
+    prompt_tokens: int,
+    output_tokens: int,
+    generation: int = 1,
+    source: Source = Source.PROFILE,
+    speculative_config: Mapping[str, JsonValue] | None = None,
+) -> Document:
+    """Return the document of one profile, its table computed for every batch size up to max_num_seqs.
+
+    ``prompt_tokens`` and ``output_tokens`` are the lengths of the requests that engine advice is for,
+    ``speculative_config`` is vLLM's as it was profiled, without a table.
+
+    Raises :class:`tabletune.tables.TableError` or :class:`tabletune.predictions.PredictionError` where
+    the profile or the control section does not allow a table, with what to change.
+    """
+    step_times_ms = costs.CostModel.from_profile(profile, fingerprint).step_times(fingerprint.max_num_seqs)
+    goodput = predictions.goodput(step_times_ms, acceptance, profile.draft_lengths)
+    table = tables.compute(goodput, profile.draft_lengths, control)
+    prediction = predictions.predict(
+        goodput, profile.draft_lengths, profile.batch_sizes, table, control.allowed_lengths
+    )
+    return Document(
+        generation=generation,
+        created_at=created_at,
+        source=source,
+        fingerprint=fingerprint,
+        speculative_config=dict(speculative_config or {}),
+        profile=profile,
+        acceptance=acceptance,
+        table=table,
+        recommendation=recommendations.recommend(prediction, fingerprint, table, control),
+        engine=advice.advise(fingerprint, profile, acceptance, table, prompt_tokens, output_tokens),
+        control=control,
+        prediction=prediction,
+    )
+
+
+def recompute(document: Document, control: Control, created_at: datetime) -> Document:
+    """Return ``document`` computed again under ``control``, with the measurements that it holds.
+
+    Only another table makes another generation: pods watch generations, and a change of mode or of a
+    tolerance that moves no range is none. With the table, the time of the generation is kept too, so
+    computing the same again gives equal bytes.
+    """
+    computed = assemble(
+        document.fingerprint,
+        document.profile,
+        document.acceptance,
+        control,
+        created_at,
+        document.engine.prompt_tokens,
+        document.engine.output_tokens,
+        document.generation + 1,
+        document.source,
+        document.speculative_config,
+    )
+    if computed.table != document.table:
+        return computed
+    return computed.model_copy(update={"generation": document.generation, "created_at": document.created_at})

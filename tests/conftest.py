@@ -1,0 +1,56 @@
+"""What every test gets: a strict suite, a clean environment, and the small model for those that need it.
+
+A test that leaves a thread behind, warns, or hangs fails by itself, so that it cannot spoil another one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Set before any test module is imported, since libraries read these on import.
+for name in [name for name in os.environ if name.startswith("TABLETUNE_")]:
+    del os.environ[name]
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", MPLBACKEND="Agg")
+
+MODEL_FOLDER = Path(__file__).parents[1] / ".cache" / "models" / "SmolLM2-135M-Instruct"
+
+FAST_TEST_SECONDS = 60
+ENGINE_TEST_SECONDS = 600
+THREAD_GRACE_SECONDS = 2.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests on the real engine last, and give every test a time limit."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            on_engine = item.get_closest_marker("engine") is not None
+            item.add_marker(pytest.mark.timeout(ENGINE_TEST_SECONDS if on_engine else FAST_TEST_SECONDS))
+
+
+@pytest.fixture(autouse=True)
+def no_leftover_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a fast test that leaves a thread running; an engine in this process keeps its own."""
+    before = set(threading.enumerate())
+    yield
+    if request.node.get_closest_marker("engine"):
+        return
+    deadline = time.monotonic() + THREAD_GRACE_SECONDS
+    while leftover := set(threading.enumerate()) - before:
+        if time.monotonic() > deadline:
+            pytest.fail(f"The test left threads running: {sorted(thread.name for thread in leftover)}")
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    """The bundled small model, as a folder that vLLM loads."""
+    if not (MODEL_FOLDER / "config.json").exists():
+        pytest.fail(f"The model is not in {MODEL_FOLDER}. Run `make model`; `make test` does it itself.")
+    return MODEL_FOLDER
