@@ -362,7 +362,7 @@ def _missing_told(workload: Workload, settings: GraphSettings) -> list[str]:
     model, missing = workload.model, []
     both = model.settings, settings
     if any(np.isnan(workload.of_table(workload.decode_times(own))).any() for own in both):
-        sizes = graphs.batch_sizes_to_add(model.settings, model.measured_batch_sizes)
+        sizes = graphs.batch_sizes_to_add(model.settings, model.measured_batch_sizes, {})
         what = f"batch sizes {', '.join(map(str, sizes))} too" if sizes else "the excluded cells again"
         missing.append(f"Some kind of graph that steps run was measured in no cell: profile {what}.")
     for own in both:

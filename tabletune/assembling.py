@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+import numpy as np
 from pydantic import JsonValue
 
-from tabletune import advice, costs, predictions, recommendations, tables
+from tabletune import advice, costs, hazards, predictions, recommendations, tables
 from tabletune.documents import Acceptance, Control, Document, Fingerprint, Profile, Source
 
 
@@ -34,12 +35,14 @@ def assemble(
     ``prompt_tokens`` and ``output_tokens`` are the lengths of the requests that engine advice is for,
     ``speculative_config`` is vLLM's as it was profiled, without a table.
 
-    Raises :class:`tabletune.tables.TableError` or :class:`tabletune.predictions.PredictionError` where
-    the profile or the control section does not allow a table, with what to change.
+    Raises :class:`tabletune.tables.TableError`, :class:`tabletune.predictions.PredictionError` or
+    :class:`tabletune.acceptance.AcceptanceError` where the profile, the acceptance or the control section
+    does not allow a table, with what to change.
     """
     step_times_ms = costs.CostModel.from_profile(profile, fingerprint).step_times(fingerprint.max_num_seqs)
     goodput = predictions.goodput(step_times_ms, acceptance, profile.draft_lengths)
-    table = tables.compute(goodput, profile.draft_lengths, control)
+    hazardous = hazards.cells(profile, fingerprint, fingerprint.max_num_seqs)
+    table = tables.compute(np.where(hazardous, np.nan, goodput), profile.draft_lengths, control)
     prediction = predictions.predict(
         goodput, profile.draft_lengths, profile.batch_sizes, table, control.allowed_lengths
     )

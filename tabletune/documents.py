@@ -11,6 +11,7 @@ content as equal bytes (sorted keys, no NaN), so that a hash of the bytes is a h
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,9 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 SCHEMA_VERSION: Literal[1] = 1
+
+MAX_PROBLEMS = 50
+"""Faults named of one document; a hostile one could hold hundreds of thousands."""
 
 MAX_DOCUMENT_BYTES = 900_000
 """A ConfigMap holds 1 MiB in all (Kubernetes API, ConfigMap); the rest is left to its other keys."""
@@ -139,7 +143,7 @@ DraftLength = Annotated[int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), UnsignedZero]
-Goodput = Annotated[float, Field(ge=0, allow_inf_nan=False), UnsignedZero]
+Goodput = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False), UnsignedZero]
 Gain = Annotated[float, Field(ge=-1, allow_inf_nan=False), UnsignedZero]
 Text = Annotated[str, Field(max_length=4_096)]
 Range = tuple[BatchSize, BatchSize, DraftLength]
@@ -232,9 +236,14 @@ class ExcludedCell(Model):
     """Draft length."""
     reason: Text
     """Why there is no time, with the engine's last words where it died."""
+    fatal: bool = False
+    """Whether the engine died or hung there, or is known to: tables then keep off the length around it."""
 
 
-Cells = tuple[tuple[Milliseconds | None, ...], ...]
+Spread = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False), UnsignedZero]
+CellT = TypeVar("CellT")
+Row = Annotated[tuple[CellT, ...], Field(max_length=MAX_GRID_POINTS)]
+Grid = Annotated[tuple[Row[CellT], ...], Field(max_length=MAX_DRAFT_LENGTH + 1)]
 
 
 class Profile(Model):
@@ -246,13 +255,13 @@ class Profile(Model):
     """Draft lengths measured, ascending."""
     measure: Measure
     """How the times were taken."""
-    step_time_ms: Cells
+    step_time_ms: Grid[Milliseconds | None]
     """Median time of a pure decode step in milliseconds; null where the cell was excluded."""
-    spread_ms: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False), UnsignedZero] | None, ...], ...]
+    spread_ms: Grid[Spread | None]
     """Interquartile range of the step times in milliseconds."""
-    samples: tuple[tuple[Count, ...], ...]
+    samples: Grid[Count]
     """Steps timed in each cell."""
-    graph: tuple[tuple[Graph | None, ...], ...]
+    graph: Grid[Graph | None]
     """Kind of CUDA graph of each cell's steps."""
     context_length: Annotated[int, Field(ge=1, le=2**31)]
     """Tokens of context per request at which the steps were timed."""
@@ -299,7 +308,8 @@ class Acceptance(Model):
     survival: Annotated[tuple[Share, ...], Field(max_length=MAX_DRAFT_LENGTH)]
     """Probability that guesses 1..i are all accepted, of a request that got a draft; non-increasing."""
     drafted: Annotated[tuple[Count, ...], Field(max_length=MAX_DRAFT_LENGTH)]
-    """Requests and steps whose draft reached the position."""
+    """Requests and steps that got a draft while the length in force reached the position, also where the
+    drafter itself stopped before it."""
     accepted: Annotated[tuple[Count, ...], Field(max_length=MAX_DRAFT_LENGTH)]
     """Requests and steps whose guesses up to the position were all accepted."""
     proposal_rate: Share
@@ -338,7 +348,8 @@ class Recommendation(Model):
     draft_length: DraftLength | None = None
     """The length where `kind` is fixed; unset otherwise."""
     predicted_gain: Gain = 0.0
-    """Predicted gain in goodput over speculation off, geometric mean over the grid's batch sizes; 0.2 is 20%."""
+    """Predicted gain in goodput over speculation off, geometric mean over the grid's batch sizes; 0.2 is
+    20%."""
     reason: Text = ""
     """Why, with the numbers behind it."""
 
@@ -353,7 +364,8 @@ class EngineChange(Model):
     recommended: Text
     """Value to set."""
     predicted_gain: Gain | None = None
-    """Predicted gain in output tokens per second, for the advice's workload; unset where it was not measurable."""
+    """Predicted gain in output tokens per second, for the advice's workload; unset where it was not
+    measurable."""
     reason: Text
     """What the setting costs now and why the change helps."""
 
@@ -559,7 +571,7 @@ class Document(Model):
 
 
 def _require_ascending(name: str, values: Sequence[int]) -> None:
-    for index, (previous, value) in enumerate(zip(values, values[1:], strict=False), start=1):
+    for index, (previous, value) in enumerate(itertools.pairwise(values), start=1):
         if value <= previous:
             raise _FaultError(f"{name}[{index}]", value, f"must be above {previous}: {name} is ascending")
 
@@ -626,7 +638,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def _problems(error: pydantic.ValidationError) -> Iterable[Problem]:
-    for item in error.errors(include_url=False):
+    for item in itertools.islice(error.errors(include_url=False), MAX_PROBLEMS):
         path = _path(item["loc"])
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, _FaultError):

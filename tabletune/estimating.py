@@ -39,7 +39,7 @@ SHIFT_CHANGE = 0.05
 TOO_FEW_DRAFTS = "TooFewDrafts"
 """Fewer drafts than ``min_drafts`` (or than a comparison needs): nothing was decided."""
 WITHIN_HYSTERESIS = "WithinHysteresis"
-"""No batch size gains more than ``hysteresis`` with another length."""
+"""No batch size gains enough with another length."""
 CORRECTED = "Corrected"
 """At least one batch size has another length."""
 SHIFTED = "Shifted"
@@ -292,14 +292,16 @@ def decide(
 
     1. Too few: below ``min_drafts`` nothing changes.
     2. Pinned: a pinned batch size has its pinned length.
-    3. Hysteresis: another keeps its length unless some allowed one is predicted to gain more than
-       ``hysteresis``. Where its own cell has no price no gain can be told, and it stays.
-    4. Otherwise it takes the length of the newly computed table (:func:`tabletune.tables.compute`) where
-       that gains more than ``hysteresis`` too, for ranges in one piece; else the best length.
-    5. Allowed: a length that is not allowed gives way to the computed table's in any case.
+    3. Hysteresis: another keeps its length unless some allowed one is predicted to gain more than the
+       limit, which is ``hysteresis``, or what the tie or merge tolerance lets a table lose if that is more.
+       Where its own cell has no price no gain can be told, and it stays.
+    4. Otherwise it takes the length of the newly computed table (:func:`tabletune.tables.compute`), for
+       ranges in one piece, if that gains more than ``hysteresis`` too and no other more than the limit
+       over it; else the best length.
+    5. Allowed: a length that is not allowed gives way to another in any case.
 
-    So no batch size whose current cell has a price, and which is not pinned, is predicted to gain more
-    than ``hysteresis`` with yet another length.
+    So deciding again on the same goodput changes nothing, and no batch size that is not pinned and whose
+    cell has a price is predicted to gain more than the limit with yet another length.
 
     Raises :class:`tabletune.tables.TableError` as :func:`tabletune.tables.compute` does.
     """
@@ -312,14 +314,18 @@ def decide(
     known = np.where(np.isfinite(goodput), goodput, -np.inf)
     known[[row for draft_length, row in rows.items() if draft_length not in allowed]] = -np.inf
     best = np.asarray(draft_lengths)[np.argmax(known, axis=0)]
-    columns = np.arange(size)
     own = np.array([goodput[rows[k], b] if k in allowed else 0.0 for b, k in enumerate(now.tolist())])
+    candidate = goodput[[rows[k] for k in computed.tolist()], np.arange(size)]
     with np.errstate(divide="ignore", invalid="ignore"):
         best_gain = np.max(known, axis=0) / own - 1
-        gain = goodput[[rows[k] for k in computed.tolist()], columns] / own - 1
-    after = np.where(best_gain > control.hysteresis, np.where(gain > control.hysteresis, computed, best), now)
+        candidate_gain = candidate / own - 1
+        lost = np.max(known, axis=0) / candidate - 1
+    tolerance = min(max(control.tie_tolerance, control.merge_tolerance), 1 - 1e-9)
+    limit = max(control.hysteresis, tolerance / (1 - tolerance))
+    suffices = (candidate_gain > control.hysteresis) & (lost <= limit)
+    after = np.where(best_gain > limit, np.where(suffices, computed, best), now)
     after = np.where(_pinned(control, size), computed, after)
-    gains = np.where(after == best, best_gain, gain)
+    gains = np.where(after == best, best_gain, candidate_gain)
 
     largest = float(np.max(best_gain[np.isfinite(best_gain)], initial=0.0))
     if drafts < control.min_drafts:
@@ -334,6 +340,8 @@ def decide(
 class ExplorationPlan:
     """Where a longer draft than the table's could teach something, and what one step of it may cost."""
 
+    lookup: tuple[int, ...]
+    """The table's own draft length by batch size; entry 0 is unused."""
     lengths: tuple[int, ...]
     """Draft length to explore by batch size; the table's own where there is nothing to learn."""
     costs_ms: tuple[float, ...]
@@ -386,6 +394,7 @@ def plan_exploration(
     any_wins = wins.any(axis=0)
     costs = np.maximum(0.0, step_times_ms[longest, np.arange(len(rows))] - per_token)
     return ExplorationPlan(
+        lookup=(0, *current.tolist()),
         lengths=(0, *np.where(any_wins, np.asarray(draft_lengths)[longest], current).tolist()),
         costs_ms=(math.inf, *np.where(any_wins, costs, math.inf).tolist()),
         dearest_ms=float(np.max(costs, where=any_wins, initial=0.0)),
@@ -422,12 +431,12 @@ def explore(plan: ExplorationPlan, batch_size: int, balance_ms: float) -> Explor
     0 and only :func:`earn` adds to it, exploring never costs more than ``exploration_share`` of the
     serving time, whatever is accepted, as long as steps take what they are priced at.
     """
-    draft_length, cost = plan.lengths[batch_size], plan.costs_ms[batch_size]
+    cost = plan.costs_ms[batch_size]
     if math.isinf(cost):
-        return Exploration(draft_length, NOTHING_TO_LEARN, 0.0, balance_ms)
+        return Exploration(plan.lookup[batch_size], NOTHING_TO_LEARN, 0.0, balance_ms)
     if balance_ms < cost:
-        return Exploration(draft_length, SAVING, 0.0, balance_ms)
-    return Exploration(draft_length, EXPLORED, cost, balance_ms - cost)
+        return Exploration(plan.lookup[batch_size], SAVING, 0.0, balance_ms)
+    return Exploration(plan.lengths[batch_size], EXPLORED, cost, balance_ms - cost)
 
 
 def _sum(one: Counts, other: Counts) -> Counts:

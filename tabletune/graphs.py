@@ -15,7 +15,7 @@ lengths.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Self
@@ -251,19 +251,26 @@ def batch_sizes_without_full_graph(settings: GraphSettings) -> dict[int, tuple[i
     }
 
 
-def batch_sizes_to_add(settings: GraphSettings, batch_sizes: Sequence[int]) -> tuple[int, ...]:
+def batch_sizes_to_add(
+    settings: GraphSettings, batch_sizes: Sequence[int], avoided: Mapping[int, Set[int]]
+) -> tuple[int, ...]:
     """Return what a grid of ``batch_sizes`` lacks so that each kind is measured at each length, ascending.
 
     Powers of two can miss the gap of a length altogether; the cost model could then not price it. For
-    each length and kind without a grid point it is the middle one of the batch sizes concerned.
+    each length and kind without a grid point it is the middle one of the batch sizes concerned. Those
+    ``avoided`` at a length (by draft length) are not timed, so they neither count nor are added for it.
     """
     candidates = np.arange(1, settings.max_num_seqs + 1)
     measured = set(batch_sizes)
     for draft_length in settings.draft_lengths:
         kinds = dispatch_batches(settings, candidates, draft_length).kinds
         for kind in np.unique(kinds):
-            of_kind = candidates[kinds == kind].tolist()
-            if measured.isdisjoint(of_kind):
+            of_kind = [
+                size
+                for size in candidates[kinds == kind].tolist()
+                if size not in avoided.get(draft_length, ())
+            ]
+            if of_kind and measured.isdisjoint(of_kind):
                 measured.add(of_kind[len(of_kind) // 2])
     return tuple(sorted(measured - set(batch_sizes)))
 

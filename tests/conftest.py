@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-# Set before any test module is imported, since libraries read these on import.
-for name in [name for name in os.environ if name.startswith("TABLETUNE_")]:
+# Set before any test module is imported, since libraries read these on import. What a developer or an image
+# set for itself goes: TableTune's own variables, and an unbuffered output, which hides a lost last write.
+for name in [name for name in os.environ if name.startswith("TABLETUNE_") or name == "PYTHONUNBUFFERED"]:
     del os.environ[name]
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", MPLBACKEND="Agg")
 

@@ -110,7 +110,7 @@ def example() -> tuple[documents.Fingerprint, documents.Profile, documents.Accep
     settings = graphs.GraphSettings.from_fingerprint(fingerprint, DRAFT_LENGTHS)
     halves = {size for power in range(11) for size in (2**power, 3 * 2**power // 2)}
     batch_sizes = sorted(size for size in halves if size <= MAX_BATCH_SIZE)
-    batch_sizes = sorted({*batch_sizes, *graphs.batch_sizes_to_add(settings, batch_sizes)})
+    batch_sizes = sorted({*batch_sizes, *graphs.batch_sizes_to_add(settings, batch_sizes, {})})
     noise = np.random.default_rng(1)
     kinds, times = [], []
     for draft_length in DRAFT_LENGTHS:

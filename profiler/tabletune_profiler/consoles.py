@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ def show(*renderables: RenderableType) -> None:
     with _output_errors():
         for renderable in renderables:
             _output.print(renderable)
+        sys.stdout.flush()
 
 
 def plain(text: str) -> str:
@@ -64,4 +66,6 @@ def _output_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EPIPE:  # `| head` has seen enough; the command's framework ends quietly
             raise
+        # What is still buffered would fail again at exit, with an exit code of Python's own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputError(f"Standard output could not be written: {error.strerror}.") from error

@@ -68,7 +68,9 @@ def _answers(worker: _Worker, command: messages.Command) -> Iterator[messages.Me
     except Exception as error:
         # An engine that raised is not to be trusted with the next cell: the parent restarts the process.
         traceback.print_exc()
-        yield messages.Failed("internal", f"{type(error).__name__}: {error}")
+        # The first line says it; CUDA's errors go on with general advice.
+        first_line = str(error).partition("\n")[0]
+        yield messages.Failed("internal", f"{type(error).__name__}: {first_line}")
 
 
 class _Worker:

@@ -43,6 +43,8 @@ class CellRecord(Model):
     """How often it was timed; the plan says how often it should be."""
     excluded: str = ""
     """Reason; empty where the cell was timed."""
+    fatal: bool = False
+    """Whether the engine died or hung there."""
 
 
 class MixedRecord(Model):

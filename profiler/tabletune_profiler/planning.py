@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tabletune import graphs
+from tabletune import graphs, hazards
 from tabletune.graphs import GraphSettings
 from tabletune_profiler.messages import Configured
 
@@ -73,6 +73,8 @@ class Plan:
     batch_sizes: tuple[int, ...]
     draft_lengths: tuple[int, ...]
     columns: tuple[Column, ...]
+    avoided: tuple[tuple[int, int], ...]
+    """(batch size, draft length) of the cells that are not timed because engines have died in such."""
     mixed: tuple[MixedCell, ...]
     steps_per_visit: int
     prompt_length: int
@@ -98,9 +100,10 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
     lengths = configured.draft_lengths
     batch_sizes = _batch_sizes(options, configured)
     order = np.random.default_rng(seed)
+    avoided = hazards.mismatched(fingerprint, lengths)
     columns = []
     for batch_size in order.permutation(batch_sizes).tolist():
-        there = order.permutation(lengths).tolist()
+        there = [k for k in order.permutation(lengths).tolist() if batch_size not in avoided[k]]
         columns.append(Column(batch_size, (*there, *reversed(there))))
     steps_per_visit = max(1, options.steps // 2)
     growth = _growth(lengths, steps_per_visit)
@@ -114,6 +117,7 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
         batch_sizes=batch_sizes,
         draft_lengths=lengths,
         columns=tuple(columns),
+        avoided=tuple((b, k) for k in lengths for b in batch_sizes if b in avoided[k]),
         mixed=_mixed(options, batch_sizes, lengths, fingerprint.max_num_seqs, configured.max_model_len),
         steps_per_visit=steps_per_visit,
         prompt_length=max(8, options.context_length - growth // 2),
@@ -149,7 +153,8 @@ def _batch_sizes(options: Options, configured: Configured) -> tuple[int, ...]:
         grid = default_batch_sizes(max_num_seqs)
         # A coarse grid misses the batch sizes without a full graph (ENGINE.md 2), or takes one for the rule.
         settings = GraphSettings.from_fingerprint(configured.fingerprint, configured.draft_lengths)
-        return tuple(sorted({*grid, *graphs.batch_sizes_to_add(settings, grid)}))
+        avoided = hazards.mismatched(configured.fingerprint, configured.draft_lengths)
+        return tuple(sorted({*grid, *graphs.batch_sizes_to_add(settings, grid, avoided)}))
     above = [size for size in options.batch_sizes if size > max_num_seqs]
     if above:
         raise PlanError(

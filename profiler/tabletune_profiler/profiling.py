@@ -118,9 +118,9 @@ class _State:
                 left.append(length)
         return tuple(left)
 
-    def exclude(self, batch_size: int, draft_length: int, reason: str) -> None:
+    def exclude(self, batch_size: int, draft_length: int, reason: str, *, fatal: bool = False) -> None:
         self.cells[batch_size, draft_length] = CellRecord(
-            batch_size=batch_size, draft_length=draft_length, excluded=reason
+            batch_size=batch_size, draft_length=draft_length, excluded=reason, fatal=fatal
         )
 
 
@@ -232,6 +232,7 @@ class _Run:
         if self._state.acceptance is None:
             self._count_acceptance()
             self.save()
+        self._leave_out_hazards()
         self._sweep()
         self._time_mixed()
 
@@ -242,7 +243,11 @@ class _Run:
         if all(time is None for row in profile.step_time_ms for time in row):
             reasons = sorted({cell.reason for cell in profile.excluded})
             raise EngineError(f"No cell could be timed: {'; '.join(reasons[:3])}")
-        counted = _acceptance(self._state.acceptance, len(self._request.prompts))
+        counted = _acceptance(
+            self._state.acceptance,
+            len(self._request.prompts),
+            uniform_drafts=self._configured.uniform_drafts,
+        )
         options = self._request.options
         self._tell_evidence(counted)
         if wide := self._wide_columns():
@@ -313,12 +318,16 @@ class _Run:
         """Ask the running engine, starting it where there is none; a lost one is cleared away."""
         self._start()
         assert self._process is not None
+        where = ""
         try:
-            yield from self._process.ask(command, self._request.answer_timeout)
+            for answer in self._process.ask(command, self._request.answer_timeout):
+                if isinstance(answer, messages.CellStarted):
+                    where = f" at B={answer.batch_size} K={answer.draft_length}"
+                yield answer
         except EngineLostError as error:
             self._process.close()
             self._process, self._started = None, False
-            self._reporter.warn(f"{error.what[0].upper()}{error.what[1:]}. See {self._log}.")
+            self._reporter.warn(f"{error.what[0].upper()}{error.what[1:]}{where}. See {self._log}.")
             raise
 
     def _tokenize(self) -> None:
@@ -375,6 +384,15 @@ class _Run:
 
     def _mixed_left(self) -> list[MixedCell]:
         return [cell for cell in self._plan.mixed if cell not in self._state.mixed]
+
+    def _leave_out_hazards(self) -> None:
+        for batch_size, length in self._plan.avoided:
+            self._state.exclude(
+                batch_size,
+                length,
+                "not timed: target and drafter would run different CUDA graphs, which has killed engines",
+                fatal=True,
+            )
 
     def _sweep(self) -> None:
         began = time.monotonic()
@@ -456,7 +474,7 @@ class _Run:
                 if lost_at == current:
                     reason = f"{error.what}, twice in this cell. {error.last_words}"[:LAST_WORDS_IN_DOCUMENT]
                     if (column.batch_size, current) not in self._state.cells:
-                        self._state.exclude(column.batch_size, current, reason)
+                        self._state.exclude(column.batch_size, current, reason, fatal=True)
                         self._reporter.warn(
                             f"B={column.batch_size} K={current} is left out: {error.what}, twice."
                         )
@@ -586,7 +604,8 @@ def _profile(plan: Plan, state: _State, configured: messages.Configured, options
                 ExcludedCell(
                     batch_size=batch_size,
                     draft_length=length,
-                    reason=state.cells[batch_size, length].excluded or "no step could be timed",
+                    reason=state.cells[batch_size, length].excluded,
+                    fatal=state.cells[batch_size, length].fatal,
                 )
                 for length in plan.draft_lengths
                 for batch_size in plan.batch_sizes
@@ -612,14 +631,15 @@ def _mixed_steps(state: _State, found: dict[tuple[int, int], cells.Cell]) -> Ite
         )
 
 
-def _acceptance(record: partials.AcceptanceRecord, prompts: int) -> Acceptance:
+def _acceptance(record: partials.AcceptanceRecord, prompts: int, *, uniform_drafts: bool) -> Acceptance:
     """Return the document's acceptance.
 
     A draft that the drafter itself cut short was not accepted beyond its end, so all positions are over
     the same drafts: the longest length was in force throughout (``acceptance.survival`` says why).
     """
     drafted = (record.requests_drafted,) * len(record.accepted)
-    rate = record.requests_drafted / record.requests_decoded if record.requests_decoded else 0.0
+    # A drafter that is a model drafts in every step but a request's first, which belongs to its prompt.
+    rate = 1.0 if uniform_drafts else record.requests_drafted / max(1, record.requests_decoded)
     return Acceptance(
         survival=acceptance.survival(drafted, record.accepted),
         drafted=drafted,

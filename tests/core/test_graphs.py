@@ -285,10 +285,10 @@ def test_grid_without_a_kind_gets_a_batch_size_of_it() -> None:
     # At K=0 the gap is missed by powers of two, at K=2 it is met by 4.
     grid = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     gap = graphs.batch_sizes_without_full_graph(graph_settings())
-    added = graphs.batch_sizes_to_add(graph_settings(), grid)
+    added = graphs.batch_sizes_to_add(graph_settings(), grid, {})
     assert set(added) & set(gap[0])
     assert set(added) & set(gap[1])
-    assert graphs.batch_sizes_to_add(graph_settings(), sorted({*grid, *added})) == ()
+    assert graphs.batch_sizes_to_add(graph_settings(), sorted({*grid, *added}), {}) == ()
 
 
 def test_settings_come_from_the_fingerprint() -> None:

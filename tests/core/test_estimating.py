@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tabletune import acceptance, documents, estimating, predictions, tables
+from tabletune.estimating import Counts, Live
+from tests.core import strategies
+
+PRIOR = documents.Acceptance(
+    survival=(0.8, 0.6, 0.3),
+    drafted=(9_000,) * 3,
+    accepted=(7_200, 5_400, 2_700),
+    proposal_rate=1.0,
+    prompts=160,
+)
+
+
+def counted(drafts: float, *rates: float, proposal_rate: float = 1.0, positions: int = 3) -> Counts:
+    """Counts of ``drafts`` drafts as long as ``rates``, accepted as often as these say."""
+    unreached = (0.0,) * (positions - len(rates))
+    return Counts(
+        drafted=(drafts,) * len(rates) + unreached,
+        accepted=tuple(rate * drafts for rate in rates) + unreached,
+        proposed=drafts,
+        not_proposed=drafts / proposal_rate - drafts if proposal_rate else 0.0,
+    )
+
+
+def seen(counts: Counts) -> Live:
+    return estimating.add(Live.none(3), counts)
+
+
+class TestFading:
+    def test_count_weighs_one_half_after_a_half_life(self) -> None:
+        live = estimating.fade(seen(counted(100, 0.5, 0.2)), elapsed_seconds=30.0, half_life=30.0)
+        assert live.recent == counted(50, 0.5, 0.2)
+
+    def test_what_was_ever_seen_does_not_fade(self) -> None:
+        live = estimating.fade(seen(counted(100, 0.5)), 300.0, 30.0)
+        assert live.total == counted(100, 0.5)
+
+    @given(st.floats(0, 100), st.floats(0, 100), st.floats(1, 600))
+    def test_fading_in_steps_is_fading_at_once(self, first: float, second: float, half_life: float) -> None:
+        live = seen(counted(100, 0.5))
+        stepwise = estimating.fade(estimating.fade(live, first, half_life), second, half_life)
+        at_once = estimating.fade(live, first + second, half_life)
+        assert stepwise.recent.drafted == pytest.approx(at_once.recent.drafted)
+
+    def test_clock_that_went_back_fades_nothing(self) -> None:
+        assert estimating.fade(seen(counted(100, 0.5)), -5.0, 30.0) == seen(counted(100, 0.5))
+
+    def test_forgetting_drops_the_recent_counts_only(self) -> None:
+        live = estimating.forget(seen(counted(100, 0.5)))
+        assert (live.recent, live.total) == (Counts.none(3), counted(100, 0.5))
+
+
+class TestBlending:
+    def test_without_live_drafts_the_prior_is_believed(self) -> None:
+        for prior_drafts in (0.0, 200.0):
+            found = estimating.estimate(Live.none(3), PRIOR, prior_drafts)
+            assert found.survival == pytest.approx(PRIOR.survival)
+            assert found.proposal_rate == 1.0
+
+    def test_live_counts_and_prior_weigh_as_many_drafts_as_they_are(self) -> None:
+        # After 200 live drafts a prior of 200 weighs 100: (200 · 0.5 + 100 · 0.8) / 300.
+        found = estimating.estimate(seen(counted(200, 0.5)), PRIOR, 200.0)
+        assert found.prior_weights[0] == 100.0
+        assert found.survival[0] == pytest.approx(0.6)
+
+    def test_prior_decays_with_the_drafts_seen_down_to_a_floor(self) -> None:
+        weights = [estimating.prior_weight(200.0, seen) for seen in (0, 200, 400, 1e6)]
+        assert weights == pytest.approx([200, 100, 200 / 3, 20])
+
+    def test_position_that_no_live_draft_reached_follows_the_ones_before_it(self) -> None:
+        # Live traffic is accepted 0.4 at position 1, half of the prior. Positions 2 and 3 keep the prior's
+        # conditional rates, 0.6 / 0.8 and 0.3 / 0.6: 0.3 and 0.15 instead of 0.6 and 0.3.
+        found = estimating.estimate(seen(counted(1e9, 0.4)), PRIOR, 200.0)
+        assert found.survival == pytest.approx((0.4, 0.3, 0.15), rel=1e-4)
+
+    def test_many_live_drafts_outweigh_the_prior(self) -> None:
+        found = estimating.estimate(seen(counted(1e6, 0.3, 0.2, 0.1, proposal_rate=0.25)), PRIOR, 200.0)
+        assert found.survival == pytest.approx((0.3, 0.2, 0.1), rel=1e-3)
+        assert found.proposal_rate == pytest.approx(0.25, rel=1e-3)
+
+    def test_position_behind_the_priors_is_not_believed_unseen(self) -> None:
+        short = PRIOR.model_copy(update={"survival": (0.8,), "drafted": (9_000,), "accepted": (7_200,)})
+        found = estimating.estimate(Live.none(3), short, 200.0)
+        assert found.survival == pytest.approx((0.8, 0, 0))
+
+    @settings(max_examples=60)
+    @given(st.data())
+    def test_estimate_is_a_survival_between_live_and_prior(self, data: st.DataObject) -> None:
+        drafted, accepted = data.draw(strategies.counts(3))
+        proposed, not_proposed = data.draw(st.tuples(st.integers(0, 999), st.integers(0, 999)))
+        live = seen(Counts(drafted, accepted, proposed, not_proposed))
+        prior = data.draw(strategies.acceptances(3))
+        found = estimating.estimate(live, prior, data.draw(st.floats(0, 1e4)))
+        assert all(0 <= rate <= 1 for rate in found.survival)
+        assert list(found.survival) == sorted(found.survival, reverse=True)
+        assert 0 <= found.proposal_rate <= 1
+        highest = max([prior.survival[0], *(a / d for a, d in zip(accepted, drafted, strict=True) if d)])
+        assert found.survival[0] <= highest + 1e-9
+
+    def test_goodput_takes_an_estimate(self) -> None:
+        found = estimating.estimate(Live.none(3), PRIOR, 200.0)
+        assert predictions.goodput(np.array([[4.5]]), found, (1,)) == pytest.approx(np.array([[400.0]]))
+
+
+class TestShift:
+    def test_other_acceptance_is_found(self) -> None:
+        # Expected tokens 1 + 0.8 + 0.6 and 1 + 0.4 + 0.1, thousands of drafts each.
+        found = estimating.shift(counted(20_000, 0.8, 0.6), counted(2_000, 0.4, 0.1), min_drafts=200)
+        assert found.found
+        assert (found.reason, found.draft_length) == (estimating.SHIFTED, 2)
+        assert (found.before, found.after) == pytest.approx((2.4, 1.5))
+        assert found.errors > 30
+
+    def test_difference_that_chance_explains_is_none(self) -> None:
+        # 1.80 and 1.70 expected tokens, 5.6%, of 200 drafts: sqrt(0.7 · 0.3 / 200) = 0.032, three times that.
+        found = estimating.shift(counted(20_000, 0.8), counted(200, 0.7), min_drafts=200)
+        assert found.reason == estimating.STEADY
+        assert found.errors == pytest.approx(3, abs=0.2)
+
+    def test_sure_difference_that_no_table_would_notice_is_none(self) -> None:
+        # 1.80 and 1.76 expected tokens, 2%, of a million drafts.
+        found = estimating.shift(counted(1e6, 0.8), counted(1e6, 0.76), min_drafts=200)
+        assert found.reason == estimating.STEADY
+        assert found.errors > 4
+
+    def test_few_drafts_tell_nothing(self) -> None:
+        found = estimating.shift(counted(20_000, 0.8), counted(199, 0.1), min_drafts=200)
+        assert found.reason == estimating.TOO_FEW_DRAFTS
+
+    def test_lengths_are_compared_as_far_as_both_reach(self) -> None:
+        found = estimating.shift(counted(20_000, 0.8, 0.6, 0.3), counted(2_000, 0.4), min_drafts=200)
+        assert found.draft_length == 1
+        assert (found.before, found.after) == pytest.approx((1.8, 1.4))
+
+    def test_drafter_that_stops_proposing_is_found(self) -> None:
+        silent = Counts((0.0,) * 3, (0.0,) * 3, proposed=0.0, not_proposed=2_000.0)
+        found = estimating.shift(counted(20_000, 0.8), silent, min_drafts=200)
+        assert found.found
+        assert found.after == 1.0
+        back = estimating.shift(silent, counted(2_000, 0.8), min_drafts=200)
+        assert back.found
+
+    def test_nothing_seen_before_is_no_shift(self) -> None:
+        assert not estimating.shift(Counts.none(3), counted(20_000, 0.8), min_drafts=200).found
+
+    def test_switch_of_workload_is_learnt_in_seconds(self) -> None:
+        # A minute of code, then prose. Without the test for a shift the estimate still says mostly code
+        # after ten seconds, at a half-life of 60 s.
+        live, control = Live.none(3), documents.Control()
+        for second in range(70):
+            new = counted(2_000, 0.8, 0.6, 0.3) if second < 60 else counted(2_000, 0.3, 0.1, 0.0)
+            live = estimating.fade(live, 1.0, control.half_life)
+            if estimating.shift(live.recent, new, control.prior_drafts).found:
+                assert second == 60
+                live = estimating.forget(live)
+            live = estimating.add(live, new)
+        found = estimating.estimate(live, PRIOR, control.prior_drafts)
+        assert found.survival == pytest.approx((0.3, 0.1, 0.0), abs=0.005)
+
+
+LENGTHS = (0, 1, 2)
+ANY = documents.Control(min_drafts=0, tie_tolerance=0.0, narrow_range=0.0, hysteresis=0.02)
+
+
+def rows(*values: list[float]) -> NDArray[np.float64]:
+    return np.array(values, dtype=np.float64)
+
+
+class TestDeciding:
+    def test_length_changes_for_a_gain_above_the_hysteresis(self) -> None:
+        # Length 1 gains 1.9%, 2.1% and 10% over the current length 0.
+        goodput = rows([100, 100, 100], [101.9, 102.1, 110], [50, 50, 50])
+        found = estimating.decide((0, 0, 0, 0), goodput, LENGTHS, ANY, drafts=5.0)
+        assert found.lookup == (0, 0, 1, 1)
+        assert found.reason == estimating.CORRECTED
+        (change,) = found.changes
+        assert (change.first, change.last, change.before, change.after) == (2, 3, 0, 1)
+        assert change.predicted_gain == pytest.approx((1.021 * 1.1) ** 0.5 - 1)
+        assert found.largest_gain == pytest.approx(0.1)
+
+    def test_gain_within_the_hysteresis_changes_nothing_and_is_told(self) -> None:
+        found = estimating.decide((0, 0, 0), rows([100, 100], [101, 101.5], [1, 1]), LENGTHS, ANY, drafts=5.0)
+        assert (found.lookup, found.changes) == ((0, 0, 0), ())
+        assert found.reason == estimating.WITHIN_HYSTERESIS
+        assert found.largest_gain == pytest.approx(0.015)
+
+    def test_too_few_drafts_change_nothing(self) -> None:
+        control = documents.Control(min_drafts=2_000)
+        found = estimating.decide((0, 0, 0), rows([1, 1], [9, 9], [1, 1]), LENGTHS, control, drafts=1_999.0)
+        assert found.lookup == (0, 0, 0)
+        assert (found.reason, found.drafts, found.needed) == (estimating.TOO_FEW_DRAFTS, 1_999.0, 2_000)
+        assert found.largest_gain == pytest.approx(8.0)
+
+    def test_ranges_stay_in_one_piece_where_that_gains_enough(self) -> None:
+        # Length 2 is best at batch size 2 by 0.5% only; the computed table has length 1 throughout.
+        control = ANY.model_copy(update={"tie_tolerance": 0.01})
+        goodput = rows([100] * 3, [150] * 3, [120, 150.75, 120])
+        found = estimating.decide((0, 0, 0, 0), goodput, LENGTHS, control, drafts=5.0)
+        assert found.lookup == (0, 1, 1, 1)
+
+    def test_best_length_is_taken_where_the_computed_tables_gains_too_little(self) -> None:
+        # Length 1 is the table's, within its tie of 4%, but gains 1.5% only; length 2 gains 5.5%, more than
+        # the 4.2% that a loss of 4% is worth.
+        control = ANY.model_copy(update={"tie_tolerance": 0.04})
+        goodput = rows([100, 50], [101.5, 150], [105.5, 100])
+        found = estimating.decide((0, 0, 1), goodput, LENGTHS, control, drafts=5.0)
+        assert tables.compute(goodput, LENGTHS, control) == ((1, 2, 1),)
+        assert found.lookup == (0, 2, 1)
+
+    def test_best_length_is_taken_where_the_computed_table_gave_up_a_narrow_range(self) -> None:
+        # Length 2 gains 6% at batch size 9: more than a tie of 4%, and lost in the merge of a narrow range.
+        control = ANY.model_copy(update={"tie_tolerance": 0.04, "narrow_range": 0.25})
+        goodput = rows([50] * 16, [100] * 16, [90] * 16)
+        goodput[2, 8] = 106
+        found = estimating.decide((0,) * 17, goodput, LENGTHS, control, drafts=5.0)
+        assert tables.compute(goodput, LENGTHS, control) == ((1, 16, 1),)
+        assert found.lookup == (0, *[1] * 8, 2, *[1] * 7)
+
+    def test_loss_that_the_merge_tolerance_allows_is_no_reason_to_change(self) -> None:
+        # Length 1 gains 4% and 6%; a loss of 5% is a gain of 5.3%.
+        control = ANY.model_copy(update={"merge_tolerance": 0.05})
+        found = estimating.decide(
+            (0, 0, 0), rows([100, 100], [104, 106], [1, 1]), LENGTHS, control, drafts=5.0
+        )
+        assert found.lookup == (0, 0, 1)
+
+    def test_pinned_batch_size_keeps_its_length(self) -> None:
+        control = ANY.model_copy(update={"pinned": ((1, 2, 0),)})
+        found = estimating.decide((0, 0, 0, 0), rows([1] * 3, [9] * 3, [1] * 3), LENGTHS, control, drafts=5.0)
+        assert found.lookup == (0, 0, 0, 1)
+
+    def test_length_that_is_not_allowed_is_left(self) -> None:
+        control = ANY.model_copy(update={"allowed_lengths": (0, 1)})
+        found = estimating.decide(
+            (0, 2, 1), rows([90, 90], [100, 100], [150, 150]), LENGTHS, control, drafts=5.0
+        )
+        assert found.lookup == (0, 1, 1)
+        assert math.isinf(found.changes[0].predicted_gain)
+
+    def test_cell_without_a_price_is_kept_since_no_gain_can_be_told(self) -> None:
+        goodput = rows([100, 100], [np.nan, np.nan], [200, 200])
+        found = estimating.decide((0, 1, 0), goodput, LENGTHS, ANY, drafts=5.0)
+        assert found.lookup == (0, 1, 2)
+
+    def test_batch_sizes_behind_the_goodput_keep_their_length(self) -> None:
+        found = estimating.decide((0, 0, 0, 2), rows([1, 1], [9, 9], [1, 1]), LENGTHS, ANY, drafts=5.0)
+        assert found.lookup == (0, 1, 1, 2)
+
+    @settings(max_examples=80)
+    @given(st.data())
+    def test_no_batch_size_is_left_behind_by_more_than_hysteresis_and_tolerances(
+        self, data: st.DataObject
+    ) -> None:
+        lengths, size = data.draw(strategies.draft_lengths()), data.draw(st.integers(1, 24))
+        goodput = data.draw(strategies.goodputs(lengths, size))
+        control = data.draw(strategies.controls(lengths, size))
+        control = control.model_copy(update={"min_drafts": 0, "pinned": (), "allowed_lengths": ()})
+        current = (0, *data.draw(st.lists(st.sampled_from(lengths), min_size=size, max_size=size)))
+        found = estimating.decide(current, goodput, lengths, control, drafts=0.0)
+        tolerance = max(control.tie_tolerance, control.merge_tolerance)
+        for batch_size in range(1, size + 1):
+            kept = goodput[lengths.index(found.lookup[batch_size]), batch_size - 1]
+            if np.isnan(kept):
+                assert found.lookup[batch_size] == current[batch_size]
+            else:
+                best = np.nanmax(goodput[:, batch_size - 1])
+                assert best / kept <= max(1 + control.hysteresis, 1 / (1 - tolerance)) + 1e-9
+        again = estimating.decide(found.lookup, goodput, lengths, control, drafts=0.0)
+        assert (again.lookup, again.changes) == (found.lookup, ()), "deciding again changes nothing"
+
+
+TIMES = rows([4.0, 5.0, 6.0], [4.4, 6.0, 9.0], [4.8, 7.0, 30.0])
+"""Step times of lengths 0, 1 and 2 at 1 to 3 requests, milliseconds."""
+BELIEVED_BAD = documents.Acceptance(
+    survival=(0.05, 0.0), drafted=(100, 100), accepted=(5, 0), proposal_rate=1.0, prompts=1
+)
+
+
+def plan(
+    lookup: tuple[int, ...], live: Live, control: documents.Control = ANY, times: NDArray[np.float64] = TIMES
+) -> estimating.ExplorationPlan:
+    found = estimating.estimate(live, BELIEVED_BAD, 200.0)
+    return estimating.plan_exploration(lookup, times, LENGTHS, found, control)
+
+
+class TestExploring:
+    def test_longest_draft_that_could_win_is_explored_where_nothing_is_known(self) -> None:
+        # At 3 requests length 2 takes 30 ms, 5 times as long for at most 3 times the tokens; length 1 could
+        # keep 2 tokens in 9 ms against 1 in 6.
+        found = plan((0, 0, 0, 0), Live.none(2))
+        assert found.lengths == (0, 2, 2, 1)
+        assert found.stale_positions == (0, 1)
+
+    def test_step_costs_what_it_loses_if_nothing_is_accepted(self) -> None:
+        # One token a request comes in any case; the table's length 0 takes 4, 5 and 6 ms for it.
+        found = plan((0, 0, 0, 0), Live.none(2))
+        assert found.costs_ms == pytest.approx((math.inf, 0.8, 2.0, 3.0))
+        assert found.dearest_ms == pytest.approx(3.0)
+
+    def test_cost_counts_the_tokens_that_the_tables_length_keeps(self) -> None:
+        # Length 1 keeps 1.5 tokens in 4.4 ms, so one token costs 2.93 ms of the 4.8.
+        live = estimating.add(Live.none(2), counted(1e7, 0.5, positions=2))
+        found = plan((0, 1, 1, 1), live)
+        assert found.lengths == (0, 2, 2, 1)
+        assert found.costs_ms[1] == pytest.approx(4.8 - 4.4 / 1.5, rel=1e-4)
+        assert math.isinf(found.costs_ms[3])
+
+    def test_known_positions_are_not_explored(self) -> None:
+        live = estimating.add(Live.none(2), counted(estimating.FRESH_DRAFTS, 0.05, 0.01, positions=2))
+        found = plan((0, 0, 0, 0), live)
+        assert found.stale_positions == ()
+        assert found.lengths == (0, 0, 0, 0)
+        assert found.dearest_ms == 0.0
+
+    def test_positions_grow_stale_as_their_counts_fade(self) -> None:
+        live = estimating.add(Live.none(2), counted(1_500, 0.05, 0.01, positions=2))
+        assert plan((0, 0, 0, 0), live).stale_positions == ()
+        assert plan((0, 0, 0, 0), estimating.fade(live, 60.0, 60.0)).stale_positions == (0, 1)
+
+    def test_known_bad_position_bounds_the_hope_for_those_behind_it(self) -> None:
+        # Position 1 is accepted 5% of the time, so length 2 can keep 1.1 tokens at most: not in 4.8 ms
+        # against 1 in 4 ms.
+        live = estimating.add(Live.none(2), counted(5_000, 0.05, positions=2))
+        found = plan((0, 0, 0, 0), live)
+        assert found.stale_positions == (1,)
+        assert found.lengths == (0, 0, 0, 0)
+
+    def test_drafter_that_is_known_to_propose_nothing_is_not_explored(self) -> None:
+        silent = Counts((0.0, 0.0), (0.0, 0.0), proposed=0.0, not_proposed=1_000_000.0)
+        assert plan((0, 0, 0, 0), estimating.add(Live.none(2), silent)).lengths == (0, 0, 0, 0)
+
+    def test_stale_proposal_rate_may_be_any(self) -> None:
+        silent = BELIEVED_BAD.model_copy(update={"proposal_rate": 0.0})
+        believed = estimating.estimate(Live.none(2), silent, 200.0)
+        found = estimating.plan_exploration((0, 0, 0, 0), TIMES, LENGTHS, believed, ANY)
+        assert found.lengths == (0, 2, 2, 1)
+
+    def test_pinned_not_allowed_and_unpriced_cells_are_not_explored(self) -> None:
+        pinned = ANY.model_copy(update={"pinned": ((1, 2, 0),)})
+        assert plan((0, 0, 0, 0), Live.none(2), pinned).lengths == (0, 0, 0, 1)
+        allowed = ANY.model_copy(update={"allowed_lengths": (0, 1)})
+        assert plan((0, 0, 0, 0), Live.none(2), allowed).lengths == (0, 1, 1, 1)
+        times = TIMES.copy()
+        times[2, 0] = times[:, 1] = np.nan
+        assert plan((0, 0, 0, 0), Live.none(2), times=times).lengths == (0, 1, 0, 1)
+
+    def test_step_is_explored_once_the_budget_pays_for_it(self) -> None:
+        found = plan((0, 0, 0, 0), Live.none(2))
+        saving = estimating.explore(found, 2, balance_ms=1.9)
+        assert saving == estimating.Exploration(0, estimating.SAVING, 0.0, 1.9)
+        explored = estimating.explore(found, 2, balance_ms=2.5)
+        assert (explored.draft_length, explored.reason, explored.cost_ms) == (2, estimating.EXPLORED, 2.0)
+        assert explored.balance_ms == pytest.approx(0.5)
+
+    def test_batch_size_without_anything_to_learn_has_the_tables_length(self) -> None:
+        found = plan((0, 1, 2, 1), Live.none(2))
+        assert estimating.explore(found, 2, 99.0) == estimating.Exploration(
+            2, estimating.NOTHING_TO_LEARN, 0.0, 99.0
+        )
+
+    def test_budget_earns_its_share_and_saves_one_step_at_most(self) -> None:
+        found = plan((0, 0, 0, 0), Live.none(2))
+        # 0.5% of 10 ms; the dearest step costs 3 ms.
+        assert estimating.earn(1.0, 10.0, found, 0.005) == pytest.approx(1.05)
+        assert estimating.earn(2.99, 10.0, found, 0.005) == 3.0
+        assert estimating.earn(7.0, 10.0, found, 0.005) == 7.0, "what was saved under another plan stays"
+
+    @settings(max_examples=40)
+    @given(
+        st.lists(st.integers(1, 3), min_size=1, max_size=300),
+        st.floats(0, 0.2),
+        st.floats(0, 1),
+    )
+    def test_exploring_loses_at_most_its_share_of_the_throughput(
+        self, batch_sizes: list[int], share: float, accepted: float
+    ) -> None:
+        found = plan((0, 0, 0, 0), Live.none(2))
+        balance, serving, lost = 0.0, 0.0, 0.0
+        for batch_size in batch_sizes:
+            step = estimating.explore(found, batch_size, balance)
+            took = TIMES[step.draft_length, batch_size - 1]
+            tokens = acceptance.expected_tokens((accepted, accepted**2), 1.0, step.draft_length)
+            # Time beyond what the table's length would have taken for the same tokens.
+            lost += took - tokens * TIMES[0, batch_size - 1] if step.reason == estimating.EXPLORED else 0.0
+            serving += took
+            balance = estimating.earn(step.balance_ms, took, found, share)
+        assert lost <= share * serving + 1e-9
+
+    def test_table_of_zeros_finds_out_that_drafts_are_accepted(self) -> None:
+        # The document believes in 5%; traffic is accepted 90%. Half a percent of the time is enough to
+        # learn it in a minute at one request, where a step takes 4 ms and length 2 would keep 2.7 tokens.
+        control = documents.Control(min_drafts=50)
+        lookup: tuple[int, ...] = (0, 0, 0, 0)
+        live, balance, seconds = Live.none(2), 0.0, 0.0
+        while lookup[1] == 0 and seconds < 60:
+            believed = estimating.estimate(live, BELIEVED_BAD, control.prior_drafts)
+            found = estimating.plan_exploration(lookup, TIMES, LENGTHS, believed, control)
+            spent, drafts = 0.0, 0
+            while spent < 1_000:
+                step = estimating.explore(found, 1, balance)
+                took = TIMES[step.draft_length, 0]
+                drafts += step.draft_length == 2
+                spent += took
+                balance = estimating.earn(step.balance_ms, took, found, control.exploration_share)
+            live = estimating.add(
+                estimating.fade(live, spent / 1000, control.half_life), counted(drafts, 0.9, 0.8, positions=2)
+            )
+            believed = estimating.estimate(live, BELIEVED_BAD, control.prior_drafts)
+            goodput = predictions.goodput(TIMES, believed, LENGTHS)
+            lookup = estimating.decide(lookup, goodput, LENGTHS, control, live.total.drafted[0]).lookup
+            seconds += spent / 1000
+        assert lookup[1] == 2
+        assert seconds < 60
