@@ -15,7 +15,15 @@ import numpy as np
 from pydantic import JsonValue
 
 from tabletune import advice, costs, hazards, predictions, recommendations, tables
+from tabletune.acceptance import AcceptanceError
+from tabletune.costs import CostError
 from tabletune.documents import Acceptance, Control, Document, Fingerprint, Profile, Source
+from tabletune.graphs import GraphSettingsError
+from tabletune.predictions import PredictionError
+from tabletune.tables import TableError
+
+NOT_COMPUTABLE = (AcceptanceError, CostError, GraphSettingsError, PredictionError, TableError)
+"""What :func:`assemble` raises where measurements that are valid by themselves do not make a table."""
 
 
 def assemble(
@@ -35,9 +43,8 @@ def assemble(
     ``prompt_tokens`` and ``output_tokens`` are the lengths of the requests that engine advice is for,
     ``speculative_config`` is vLLM's as it was profiled, without a table.
 
-    Raises :class:`tabletune.tables.TableError`, :class:`tabletune.predictions.PredictionError` or
-    :class:`tabletune.acceptance.AcceptanceError` where the profile, the acceptance or the control section
-    does not allow a table, with what to change.
+    Raises one of :data:`NOT_COMPUTABLE` where the profile, the acceptance or the control section does not
+    allow a table, with what to change.
     """
     step_times_ms = costs.CostModel.from_profile(profile, fingerprint).step_times(fingerprint.max_num_seqs)
     goodput = predictions.goodput(step_times_ms, acceptance, profile.draft_lengths)

@@ -13,20 +13,30 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tabletune_profiler import messages
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(pipe: Connection, log_path: Path) -> None:
+class Worker(Protocol):
+    """Carries out commands in the engine's process."""
+
+    def carry_out(self, command: messages.Command) -> Iterator[messages.Message]:
+        """Yield the answers to ``command``, without the closing one."""
+
+    def shutdown(self) -> None:
+        """Give back what the engine holds."""
+
+
+def main(pipe: Connection, log_path: Path, make_worker: Callable[[], Worker]) -> None:
     """Serve ``pipe`` until it closes; the target of the spawned process."""
     _become_engine_process(log_path)
-    worker = _Worker()
+    worker = make_worker()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while not isinstance(command := pipe.recv(), messages.Shutdown):
             for message in _answers(worker, command):
@@ -48,7 +58,7 @@ def _become_engine_process(log_path: Path) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-def _answers(worker: _Worker, command: messages.Command) -> Iterator[messages.Message]:
+def _answers(worker: Worker, command: messages.Command) -> Iterator[messages.Message]:
     from tabletune_plugin.engine.arguments import ArgumentsError
     from tabletune_plugin.engine.driving import EngineStartError
     from tabletune_plugin.engine.versions import UnsupportedEngineError
@@ -73,7 +83,7 @@ def _answers(worker: _Worker, command: messages.Command) -> Iterator[messages.Me
         yield messages.Failed("internal", f"{type(error).__name__}: {first_line}")
 
 
-class _Worker:
+class EngineWorker:
     """What the process holds between commands: the configuration, then the engine."""
 
     def __init__(self) -> None:
@@ -83,6 +93,7 @@ class _Worker:
         self._sweep: Any = None
 
     def carry_out(self, command: messages.Command) -> Iterator[messages.Message]:
+        """Yield the answers to ``command``."""
         match command:
             case messages.Configure():
                 yield self._configure(command)
@@ -100,6 +111,7 @@ class _Worker:
                 pass
 
     def shutdown(self) -> None:
+        """End the engine, if one was started."""
         if self._engine is not None:
             self._engine.shutdown()
 

@@ -52,7 +52,8 @@ def listing(error: DocumentError) -> str:
     """Return the faults of a document, one a line and only the first of many."""
     lines = [f"  {problem}" for problem in error.problems[:MAX_PROBLEMS_SHOWN]]
     if (more := len(error.problems) - MAX_PROBLEMS_SHOWN) > 0:
-        lines.append(f"  and {more} more")
+        at_least = "at least " if len(error.problems) >= documents.MAX_PROBLEMS else ""
+        lines.append(f"  and {at_least}{more} more")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ order, so that a steady drift cancels between lengths, which is where tables are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,7 +118,7 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
         draft_lengths=lengths,
         columns=tuple(columns),
         avoided=tuple((b, k) for k in lengths for b in batch_sizes if b in avoided[k]),
-        mixed=_mixed(options, batch_sizes, lengths, fingerprint.max_num_seqs, configured.max_model_len),
+        mixed=_mixed(options, batch_sizes, avoided, fingerprint.max_num_seqs, configured.max_model_len),
         steps_per_visit=steps_per_visit,
         prompt_length=max(8, options.context_length - growth // 2),
     )
@@ -173,15 +173,20 @@ def _growth(lengths: Sequence[int], steps_per_visit: int) -> int:
 def _mixed(
     options: Options,
     batch_sizes: Sequence[int],
-    lengths: Sequence[int],
+    avoided: Mapping[int, Set[int]],
     max_num_seqs: int,
     max_model_len: int,
 ) -> tuple[MixedCell, ...]:
     """Return a few mixed cells: a small, a middle and a large batch; off and the longest length."""
     if not options.mixed:
         return ()
+    lengths = sorted({min(avoided), max(avoided)})
     # The prompt's own request needs a place in the batch.
-    usable = [size for size in batch_sizes if size < max_num_seqs]
+    usable = [
+        size
+        for size in batch_sizes
+        if size < max_num_seqs and not any(size in avoided[length] for length in lengths)
+    ]
     if not usable:
         return ()
     chosen = sorted({usable[0], usable[len(usable) // 2], usable[-1]})
@@ -189,6 +194,6 @@ def _mixed(
     return tuple(
         MixedCell(batch_size, length, tokens)
         for batch_size in chosen
-        for length in sorted({lengths[0], lengths[-1]})
+        for length in lengths
         for tokens in prompts
     )

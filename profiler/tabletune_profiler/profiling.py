@@ -1,12 +1,14 @@
 """Takes a profile: asks the engine process for one measurement after the other, and survives its deaths.
 
 ``commands.profile`` calls :func:`take`. All that was measured is in a :class:`_State` at any time, which
-goes to disk after every batch size, so that an interrupt, a kill or a full disk costs at most that one.
+goes to disk after every batch size, so that an interrupt or a kill costs at most that one. While the disk
+is full, the profile goes on in memory.
 
 Rules for an engine that dies, hangs or fails:
 
 1. It is started again, and the cell it died in is tried once more.
-2. A cell that it dies in twice is left out, with the engine's last words as the reason.
+2. A cell that it dies in twice is left out, with the engine's last words as the reason, also where another
+   visit to it went well: a table that uses it would end a serving engine.
 3. After ``MAX_RESTARTS`` restarts the profile stops; what was measured stays on disk.
 4. The acceptance run is tried twice, and without it there is no table.
 """
@@ -17,6 +19,7 @@ import dataclasses
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,7 +39,7 @@ from tabletune.documents import (
 )
 from tabletune_plugin.engine.facts import Severity
 from tabletune_profiler import cells, checking, messages, partials, planning
-from tabletune_profiler.exit_codes import EngineError, InputError, NotServableError
+from tabletune_profiler.exit_codes import EngineError, InputError, NotServableError, OutputError
 from tabletune_profiler.partials import CellRecord, MixedRecord, Partial
 from tabletune_profiler.planning import Column, MixedCell, Options, Plan
 from tabletune_profiler.progress import Reporter
@@ -53,6 +56,8 @@ NO_TOKENIZER_PROMPT_TOKENS = 128
 """Length of the random prompts of an engine without a tokenizer."""
 CONFIGURE_TIMEOUT = 600.0
 """Seconds to import vLLM and to read a model's configuration."""
+OUT_OF_TIME = "--time-budget"
+"""How the reason of a cell starts that there was no time for."""
 LAST_WORDS_IN_DOCUMENT = 800
 """Characters of an engine's last words that go into a document's reason."""
 
@@ -87,7 +92,12 @@ class _State:
     def of(cls, partial: Partial) -> _State:
         return cls(
             acceptance=partial.acceptance,
-            cells={(cell.batch_size, cell.draft_length): cell for cell in partial.cells},
+            # What the earlier run had no time for is this one's to do.
+            cells={
+                (cell.batch_size, cell.draft_length): cell
+                for cell in partial.cells
+                if not cell.excluded.startswith(OUT_OF_TIME)
+            },
             mixed={
                 MixedCell(record.batch_size, record.draft_length, record.prompt_tokens): record
                 for record in partial.mixed
@@ -119,9 +129,10 @@ class _State:
         return tuple(left)
 
     def exclude(self, batch_size: int, draft_length: int, reason: str, *, fatal: bool = False) -> None:
-        self.cells[batch_size, draft_length] = CellRecord(
-            batch_size=batch_size, draft_length=draft_length, excluded=reason, fatal=fatal
-        )
+        """Leave the cell out; samples that it has stay on disk."""
+        earlier = self.cells.get((batch_size, draft_length))
+        record = earlier or CellRecord(batch_size=batch_size, draft_length=draft_length)
+        self.cells[batch_size, draft_length] = record.model_copy(update={"excluded": reason, "fatal": fatal})
 
 
 @dataclass(frozen=True)
@@ -149,8 +160,10 @@ def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> O
         run.resume()
         try:
             run.measure()
-        finally:
-            run.save()
+        except BaseException as ended:
+            run.save_after(ended)
+            raise
+        run.keep()
         document = run.document(now())
     return Outcome(document, run.seconds_start, run.seconds_sweep, run.seconds_counted)
 
@@ -165,6 +178,8 @@ class _Run:
         self._process: EngineProcess | None = None
         self._started = False
         self._restarts = 0
+        self._deaths: Counter[tuple[int, int]] = Counter()
+        self._unsaved = False
         self._state = _State()
         self._configured: messages.Configured
         self._plan: Plan
@@ -224,15 +239,34 @@ class _Run:
             ),
         )
 
+    def keep(self) -> None:
+        """Save, and go on where that fails: all is in memory still, and the disk may have room later."""
+        try:
+            self.save()
+        except OutputError as error:
+            if not self._unsaved:
+                self._reporter.warn(f"{error} The profile goes on; stopped now, it would lose what is new.")
+            self._unsaved = True
+        else:
+            self._unsaved = False
+
+    def save_after(self, ended: BaseException) -> None:
+        """Save what is known when ``ended`` ends the profile; where that fails, tell both."""
+        try:
+            self.save()
+        except OutputError as error:
+            why = f" The profile had ended: {ended}" if str(ended) else ""
+            raise OutputError(f"{error} What was measured since it was last written is lost.{why}") from ended
+
     def measure(self) -> None:
         """Measure all that the plan asks for and that is not known yet."""
-        if self._state.acceptance is None or self._columns_left() or self._mixed_left():
+        self._leave_out_hazards()
+        if self._anything_left():
             self._tokenize()
             self._start()
         if self._state.acceptance is None:
             self._count_acceptance()
-            self.save()
-        self._leave_out_hazards()
+            self.keep()
         self._sweep()
         self._time_mixed()
 
@@ -242,7 +276,10 @@ class _Run:
         profile = _profile(self._plan, self._state, self._configured, self._request.options)
         if all(time is None for row in profile.step_time_ms for time in row):
             reasons = sorted({cell.reason for cell in profile.excluded})
-            raise EngineError(f"No cell could be timed: {'; '.join(reasons[:3])}")
+            raise EngineError(
+                f"No cell could be timed: {'; '.join(reasons[:3])}. Remove {self._partial_path} to try all"
+                " cells again."
+            )
         counted = _acceptance(
             self._state.acceptance,
             len(self._request.prompts),
@@ -258,16 +295,22 @@ class _Run:
                 " --steps."
             )
         self._tell_graphs(profile)
-        return assembling.assemble(
-            fingerprint=self._configured.fingerprint,
-            profile=profile,
-            acceptance=counted,
-            control=self._request.control,
-            created_at=created_at,
-            prompt_tokens=options.prompt_tokens,
-            output_tokens=options.output_tokens,
-            speculative_config=self._configured.speculative_config,
-        )
+        try:
+            return assembling.assemble(
+                fingerprint=self._configured.fingerprint,
+                profile=profile,
+                acceptance=counted,
+                control=self._request.control,
+                created_at=created_at,
+                prompt_tokens=options.prompt_tokens,
+                output_tokens=options.output_tokens,
+                speculative_config=self._configured.speculative_config,
+            )
+        except assembling.NOT_COMPUTABLE as error:
+            raise EngineError(
+                f"What could be measured makes no table: {error} {len(profile.excluded)} cells were left out."
+                f" Remove {self._partial_path} to try all cells again."
+            ) from error
 
     def _settings(self) -> str:
         options = dataclasses.asdict(self._request.options)
@@ -302,7 +345,11 @@ class _Run:
                 )
             self._new_process()
         assert self._process is not None
-        self._reporter.phase("start", 1)
+        again = self._restarts > 0
+        if again:  # within a phase, whose progress goes on afterwards
+            self._reporter.note("Starting the engine again.")
+        else:
+            self._reporter.phase("start", 1)
         try:
             (answer,) = self._process.ask(messages.Start(), self._request.start_timeout)
         except RefusedError as error:
@@ -312,7 +359,8 @@ class _Run:
         assert isinstance(answer, messages.Started)
         self.seconds_start += answer.seconds
         self._started = True
-        self._reporter.advance(1)
+        if not again:
+            self._reporter.advance(1)
 
     def _ask(self, command: messages.Command) -> Iterator[messages.Message]:
         """Ask the running engine, starting it where there is none; a lost one is cleared away."""
@@ -341,7 +389,7 @@ class _Run:
         token_ids = answer.token_ids
         if not any(token_ids):
             self._reporter.warn("The engine has no tokenizer, so random tokens stand in for the prompts.")
-            length = min(NO_TOKENIZER_PROMPT_TOKENS, room)
+            length = max(0, min(NO_TOKENIZER_PROMPT_TOKENS, room))
             token_ids = planning.sweep_prompts((), length, self._configured.vocabulary, count=len(token_ids))
         fitting = tuple(ids for ids in token_ids if 0 < len(ids) <= room)
         if not fitting:
@@ -383,7 +431,18 @@ class _Run:
         return [column for column in left if column.visits]
 
     def _mixed_left(self) -> list[MixedCell]:
-        return [cell for cell in self._plan.mixed if cell not in self._state.mixed]
+        """Return the mixed cells that are not known yet and whose pure steps do not kill the engine."""
+        left_out = {key for key, record in self._state.cells.items() if record.excluded}
+        return [
+            cell
+            for cell in self._plan.mixed
+            if cell not in self._state.mixed and (cell.batch_size, cell.draft_length) not in left_out
+        ]
+
+    def _anything_left(self) -> bool:
+        if self._state.acceptance is None or self._columns_left() or self._mixed_left():
+            return True
+        return self._request.options.repeats > 0 and bool(self._wide_columns())
 
     def _leave_out_hazards(self) -> None:
         for batch_size, length in self._plan.avoided:
@@ -406,16 +465,14 @@ class _Run:
             steps = self._steps_within(deadline, left)
             if steps is None:
                 for length in dict.fromkeys(column.visits):
-                    self._state.exclude(
-                        column.batch_size,
-                        length,
-                        f"--time-budget {self._request.time_budget:g} s was used up",
-                    )
+                    if (column.batch_size, length) not in self._state.cells:
+                        reason = f"{OUT_OF_TIME} {self._request.time_budget:g} s was used up"
+                        self._state.exclude(column.batch_size, length, reason)
             else:
                 self._time_column(column, steps, done)
             done += len(column.visits)
             self._reporter.advance(done)
-            self.save()
+            self.keep()
         for _ in range(self._request.options.repeats):
             wide = self._wide_columns()
             if not wide or time.monotonic() > deadline:
@@ -426,7 +483,7 @@ class _Run:
                 if time.monotonic() <= deadline:
                     self._time_column(column, self._plan.steps_per_visit, done)
                 done += len(column.visits)
-            self.save()
+            self.keep()
         self.seconds_sweep += time.monotonic() - began
 
     def _steps_within(self, deadline: float, visits_left: int) -> int | None:
@@ -448,7 +505,6 @@ class _Run:
     def _time_column(self, column: Column, steps: int, done: int) -> None:
         """Time the cells of one batch size, through deaths of the engine."""
         visits = list(column.visits)
-        lost_at: int | None = None
         while visits:
             command = messages.TimeCells(column.batch_size, tuple(visits), steps, self._sweep_prompts())
             current = visits[0]
@@ -471,16 +527,15 @@ class _Run:
                                 self._reporter.warn(f"B={batch_size} K={length} is left out: {reason}")
                             visits = [k for k in visits if k != length]
             except EngineLostError as error:
-                if lost_at == current:
+                self._deaths[column.batch_size, current] += 1
+                if self._deaths[column.batch_size, current] > 1:
                     reason = f"{error.what}, twice in this cell. {error.last_words}"[:LAST_WORDS_IN_DOCUMENT]
-                    if (column.batch_size, current) not in self._state.cells:
-                        self._state.exclude(column.batch_size, current, reason, fatal=True)
-                        self._reporter.warn(
-                            f"B={column.batch_size} K={current} is left out: {error.what}, twice."
-                        )
+                    self._state.exclude(column.batch_size, current, reason, fatal=True)
+                    self._reporter.warn(
+                        f"B={column.batch_size} K={current} is left out: {error.what}, twice."
+                    )
                     visits = [k for k in visits if k != current]
-                lost_at = current
-                self.save()
+                self.keep()
 
     def _wide_columns(self) -> list[Column]:
         """Return the cells whose time is not sure enough to tell lengths apart, by batch size."""
@@ -511,6 +566,11 @@ class _Run:
                             self._state.mixed[cell] = MixedRecord(
                                 **dataclasses.asdict(cell), added_ms=answer.added_ms
                             )
+                            if not answer.added_ms:
+                                self._reporter.warn(
+                                    f"A prompt of {cell.prompt_tokens} tokens never joined {cell.batch_size}"
+                                    " requests; that step is left out."
+                                )
                     break
                 except EngineLostError as error:
                     if attempt == 2:
@@ -552,7 +612,11 @@ class _Run:
 
 def _cells(state: _State, configured: messages.Configured) -> dict[tuple[int, int], cells.Cell]:
     """Return the numbers of every cell that has samples, by (batch size, draft length)."""
-    timed = {key: partials.samples(record) for key, record in state.cells.items() if record.samples}
+    timed = {
+        key: partials.samples(record)
+        for key, record in state.cells.items()
+        if record.samples and not record.excluded
+    }
     measure = _measure(timed)
     found: dict[tuple[int, int], cells.Cell] = {}
     for (batch_size, length), samples in sorted(timed.items(), key=lambda item: item[0][1]):
@@ -604,7 +668,7 @@ def _profile(plan: Plan, state: _State, configured: messages.Configured, options
                 ExcludedCell(
                     batch_size=batch_size,
                     draft_length=length,
-                    reason=state.cells[batch_size, length].excluded,
+                    reason=state.cells[batch_size, length].excluded or "none of its steps has a GPU span",
                     fatal=state.cells[batch_size, length].fatal,
                 )
                 for length in plan.draft_lengths

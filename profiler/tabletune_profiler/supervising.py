@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +18,10 @@ from tabletune_profiler import engine_process, messages
 
 LAST_WORDS_LINES = 20
 LAST_WORDS_BYTES = 16_384
+SHUTDOWN_SECONDS = 15.0
+"""Given to an engine to end by itself, when asked to."""
+ENDING_SECONDS = 10.0
+"""Waited for the exit code of a process whose pipe has closed."""
 
 
 class EngineLostError(Exception):
@@ -39,12 +43,15 @@ class RefusedError(Exception):
 class EngineProcess:
     """One engine process. Use as a context manager: it is gone afterwards, whatever happened."""
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(
+        self, log_path: Path, make_worker: Callable[[], engine_process.Worker] = engine_process.EngineWorker
+    ) -> None:
+        """Start the process, in which what ``make_worker`` returns carries out the commands."""
         self._log_path = log_path
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=engine_process.main, args=(theirs, log_path), name="tabletune-engine"
+            target=engine_process.main, args=(theirs, log_path, make_worker), name="tabletune-engine"
         )
         self._process.start()
         theirs.close()
@@ -81,25 +88,25 @@ class EngineProcess:
                     raise RefusedError(message.kind, message.message)
                 yield message
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            self._process.join(10)
+            self._process.join(ENDING_SECONDS)
             raise self._lost(f"the engine died: {_ending(self._process.exitcode)}") from error
 
     def close(self) -> None:
         """End the process: by asking, then by force."""
         with contextlib.suppress(OSError, BrokenPipeError):
             self._pipe.send(messages.Shutdown())
-        self._process.join(15)
+        self._process.join(SHUTDOWN_SECONDS)
         self._kill()
         self._pipe.close()
 
     def _kill(self) -> None:
         """End the process and its workers. Asking it first would wait for what hangs."""
+        # Its own group exists once it has run its first lines (before that there are no workers), and for as
+        # long as any worker lives, also where the engine itself has died.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Its own group exists once it has run its first lines; before that there are no workers.
-            if os.getpgid(self.pid) == self.pid:
-                os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()
-        self._process.join(10)
+        self._process.join(ENDING_SECONDS)
 
     def _lost(self, what: str) -> EngineLostError:
         return EngineLostError(what, last_words(self._log_path))

@@ -86,6 +86,8 @@ class Sweep:
             self._fill(command.batch_size, command.prompts)
             for _ in range(command.repeats):
                 added.append(self._prompt_cost(command))
+        except CannotFillBatchError:
+            pass  # what was timed so far counts; no reason to end the engine
         finally:
             self._engine.abort_all()
         return messages.PromptsTimed(tuple(added))

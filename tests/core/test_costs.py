@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def steps() -> CostModel:
 def model(
     batch_sizes: list[int],
     times: list[list[float | None]],
-    kinds: list[list[Graph | None]] | None = None,
+    kinds: Sequence[Sequence[Graph | None]] | None = None,
     mixed: tuple[documents.MixedStep, ...] = (),
     **changes: Any,
 ) -> CostModel:
@@ -85,7 +86,7 @@ def test_other_gap_sizes_cost_as_much_more_as_the_measured_one(live: CostModel) 
     prices = live.prices(EVERY_BATCH_SIZE)
     profile = h200.live_profile()
     for draft_length in (0, 1, 2):
-        measured = list(profile.step_time_ms[draft_length])
+        measured = np.array(profile.step_time_ms[draft_length], dtype=np.float64)
         if draft_length == 2:
             measured[profile.batch_sizes.index(4)] = 4.431
         for batch_size in set(gap[draft_length]) - {4}:

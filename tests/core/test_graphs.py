@@ -69,8 +69,8 @@ def reference(engine: GraphSettings, batch_size: int, draft_length: int, prompt_
             start = tokens + 1
     tokens = batch_size * (draft_length + 1) + prompt_tokens
     uniform = None if prompt_tokens else draft_length + 1
-    for kind, (held, requests, query) in candidates.get(tokens, []):
-        if requests >= batch_size and held >= tokens and query in (None, uniform):
+    for kind, (held, most_requests, wanted) in candidates.get(tokens, []):
+        if most_requests >= batch_size and held >= tokens and wanted in (None, uniform):
             return StepGraph(kind, held)
     return StepGraph(Graph.NONE, tokens)
 
@@ -355,7 +355,7 @@ def vllm_manager(mode: str, sizes: tuple[int, ...], max_num_seqs: int, draft_len
 
     longest = draft_lengths[-1]
     table = [(index, index, length) for index, length in enumerate(draft_lengths, start=1)]
-    manager = object.__new__(CudaGraphManager)
+    manager: Any = object.__new__(CudaGraphManager)
     manager.vllm_config = SimpleNamespace(
         num_speculative_tokens=longest,
         speculative_config=SimpleNamespace(
@@ -395,7 +395,7 @@ def test_vllms_own_v1_dispatcher_dispatches_alike() -> None:
         mode=None,
         splitting_ops=None,
     )
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         compilation_config=compilation,
         num_speculative_tokens=3,
         lora_config=None,

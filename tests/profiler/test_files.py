@@ -60,13 +60,20 @@ def test_faults_are_listed_with_their_place(tmp_path: Path) -> None:
     assert any(line.startswith("  generation: ") and "found 0" in line for line in lines)
 
 
-def test_many_faults_are_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unknown_fields", "last_line"),
+    # Besides them 7 fields are missing (createdAt, fingerprint, profile, acceptance, table, recommendation,
+    # prediction): 30 + 7 faults of which 20 are shown, and 100 + 7 of which the first 50 are looked at.
+    [(30, "  and 17 more"), (100, "  and at least 30 more")],
+)
+def test_many_faults_are_cut(tmp_path: Path, unknown_fields: int, last_line: str) -> None:
     path = tmp_path / "bad.json"
-    path.write_text("{" + ", ".join(f'"x{number}": 0' for number in range(50)) + "}")
+    path.write_text("{" + ", ".join(f'"x{number}": 0' for number in range(unknown_fields)) + "}")
     with pytest.raises(InputError) as caught:
         files.read_document(path)
-    # 50 unknown fields, and createdAt, fingerprint, profile, acceptance, table, recommendation, prediction.
-    assert str(caught.value).splitlines()[-1] == "  and 37 more"
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 1 + files.MAX_PROBLEMS_SHOWN + 1
+    assert lines[-1] == last_line
 
 
 def test_file_is_written_and_nothing_else(tmp_path: Path) -> None:

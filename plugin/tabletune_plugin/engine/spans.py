@@ -120,6 +120,7 @@ class _Recorder:
 
     def detach(self) -> None:
         self._runner.execute_model, self._runner.sample_tokens = self._execute_model, self._sample_tokens
+        self._spans.close()
 
 
 def attach_in_worker(worker: Any, name: str) -> bool:

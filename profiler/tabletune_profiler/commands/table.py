@@ -9,19 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from tabletune import assembling, documents
-from tabletune.acceptance import AcceptanceError
-from tabletune.costs import CostError
 from tabletune.documents import Control, Document, DocumentError
-from tabletune.graphs import GraphSettingsError
-from tabletune.predictions import PredictionError
-from tabletune.tables import TableError
 from tabletune_profiler import consoles, files
 from tabletune_profiler.commands import parameters
 from tabletune_profiler.commands.parameters import DocumentArgument
 from tabletune_profiler.exit_codes import InputError
-
-NOT_COMPUTABLE = (AcceptanceError, CostError, GraphSettingsError, PredictionError, TableError)
-"""What a valid document that somebody put together by hand can still lack for a table."""
 
 
 def table(
@@ -77,7 +69,7 @@ def table(
     )
     try:
         computed = assembling.recompute(document, control, datetime.now(UTC))
-    except NOT_COMPUTABLE as error:
+    except assembling.NOT_COMPUTABLE as error:
         raise InputError(f"{files.name(source)}: {error}") from error
     files.write(output, documents.dump(computed))
     consoles.note(f"Table: {_told(computed)}" + ("" if computed.table != document.table else " (unchanged)"))
