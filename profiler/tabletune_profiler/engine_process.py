@@ -107,6 +107,9 @@ class EngineWorker:
                 yield self._sweep.time_prompts(command)
             case messages.CountAcceptance():
                 yield from self._sweep.count_acceptance(command)
+            case messages.MeasureGoodput():
+                if measured := self._sweep.measure_goodput(command):
+                    yield measured
             case messages.Shutdown():
                 pass
 

@@ -76,11 +76,27 @@ class CountAcceptance:
 
 
 @dataclass(frozen=True)
+class MeasureGoodput:
+    """Serve prompts in a closed loop at one constant length.
+
+    Answered by :class:`GoodputMeasured`, or by nothing where no step was without a prompt.
+    """
+
+    batch_size: int
+    """Requests kept open."""
+    draft_length: int
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    seconds: float
+    """Time of pure decode steps to measure over."""
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """End the engine and the process."""
 
 
-Command = Configure | Start | Tokenize | TimeCells | TimePrompts | CountAcceptance | Shutdown
+Command = Configure | Start | Tokenize | TimeCells | TimePrompts | CountAcceptance | MeasureGoodput | Shutdown
 
 
 @dataclass(frozen=True)
@@ -186,6 +202,18 @@ class AcceptanceCounted:
 
 
 @dataclass(frozen=True)
+class GoodputMeasured:
+    """What a constant length kept, over pure decode steps of exactly the batch size asked for."""
+
+    kept_tokens: int
+    step_ms: float
+    """Mean time of these steps, by intervals."""
+    steps: int
+    block_goodput: tuple[float, ...]
+    """Kept tokens per second of successive tenths of the steps, which show how sure the whole is."""
+
+
+@dataclass(frozen=True)
 class Done:
     """The command is complete."""
 
@@ -209,6 +237,7 @@ Message = (
     | PromptsTimed
     | AcceptanceProgress
     | AcceptanceCounted
+    | GoodputMeasured
     | Done
     | Failed
 )

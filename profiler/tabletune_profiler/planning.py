@@ -17,6 +17,10 @@ from tabletune.graphs import GraphSettings
 from tabletune_profiler.messages import Configured
 
 
+SPARE_TOKENS = 4_096
+"""Output tokens of a request that is to decode until it is aborted; the model's length may end it before."""
+
+
 class PlanError(ValueError):
     """The options do not fit the engine; the message names option, value and what would be right."""
 
@@ -129,8 +133,9 @@ def sweep_prompts(
 ) -> tuple[tuple[int, ...], ...]:
     """Return ``count`` different prompts of exactly ``length`` tokens, cut from the sample prompts.
 
-    Natural text, so that drafters that look into it find what they find in serving. Random tokens where
-    there is no text (an engine without a tokenizer).
+    Natural text, so that drafters that look into it find what they find in serving; equal prompts would
+    share their KV cache, so few texts are cut at several places. Random tokens where there is no text (an
+    engine without a tokenizer).
     """
     if not token_ids:
         random = np.random.default_rng(seed)
@@ -140,10 +145,11 @@ def sweep_prompts(
     for start in range(count):
         text: list[int] = []
         position = start
-        while len(text) < length:
+        cut = start // len(token_ids)
+        while len(text) < length + cut:
             text += token_ids[position % len(token_ids)]
             position += count
-        prompts.append(tuple(text[-length:]))
+        prompts.append(tuple(text[len(text) - length - cut : len(text) - cut]))
     return tuple(prompts)
 
 

@@ -38,13 +38,14 @@ from tabletune.documents import (
     Profile,
 )
 from tabletune_plugin.engine.facts import Severity
-from tabletune_profiler import cells, checking, messages, partials, planning
+from tabletune_profiler import cells, checking, messages, partials, planning, verifying
 from tabletune_profiler.exit_codes import EngineError, InputError, NotServableError, OutputError
 from tabletune_profiler.partials import CellRecord, MixedRecord, Partial
 from tabletune_profiler.planning import Column, MixedCell, Options, Plan
 from tabletune_profiler.progress import Reporter
 from tabletune_profiler.prompts import Prompt
 from tabletune_profiler.supervising import EngineLostError, EngineProcess, RefusedError
+from tabletune_profiler.verifying import VerifiedCell
 
 MAX_RESTARTS = 8
 """Each costs an engine start, minutes on a GPU; an engine that dies more often cannot be profiled."""
@@ -54,6 +55,8 @@ WIDE_ERROR = 0.01
 """Relative standard error of a cell's median above which it is timed again: the tie tolerance's size."""
 NO_TOKENIZER_PROMPT_TOKENS = 128
 """Length of the random prompts of an engine without a tokenizer."""
+LEAST_VERIFY_SECONDS = 2.0
+"""Seconds of pure steps that any batch size is verified for."""
 CONFIGURE_TIMEOUT = 600.0
 """Seconds to import vLLM and to read a model's configuration."""
 OUT_OF_TIME = "--time-budget"
@@ -78,6 +81,9 @@ class Request:
     """Seconds for the engine to start: loading weights and capturing graphs takes minutes."""
     answer_timeout: float = 120.0
     """Seconds without a sign of life after which the engine counts as hung."""
+    verify_seconds: float | None = None
+    """Seconds to serve each constant length for at one request, to compare with the prediction; larger
+    batches take less. ``None``: do not."""
 
 
 @dataclass
@@ -146,6 +152,8 @@ class Outcome:
     """The step-time sweep, wall clock."""
     seconds_counted: float
     """Of these, spent in steps that count."""
+    verified: tuple[VerifiedCell, ...] = ()
+    """Predictions against measurements, where the request asks for it."""
 
 
 def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> Outcome:
@@ -165,7 +173,8 @@ def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> O
             raise
         run.keep()
         document = run.document(now())
-    return Outcome(document, run.seconds_start, run.seconds_sweep, run.seconds_counted)
+        verified = run.verify(document)
+    return Outcome(document, run.seconds_start, run.seconds_sweep, run.seconds_counted, verified)
 
 
 class _Run:
@@ -184,6 +193,7 @@ class _Run:
         self._configured: messages.Configured
         self._plan: Plan
         self._token_ids: tuple[tuple[int, ...], ...] = ()
+        self._has_text = True
         self.seconds_start = self.seconds_sweep = self.seconds_counted = 0.0
 
     def __enter__(self) -> _Run:
@@ -311,6 +321,32 @@ class _Run:
                 f"What could be measured makes no table: {error} {len(profile.excluded)} cells were left out."
                 f" Remove {self._partial_path} to try all cells again."
             ) from error
+
+    def verify(self, document: Document) -> tuple[VerifiedCell, ...]:
+        """Serve every timed cell's constant length for a while, and return predicted against measured."""
+        if self._request.verify_seconds is None:
+            return ()
+        if not self._token_ids:  # everything else was known from an earlier run
+            self._tokenize()
+        timed = [cell for cell in self._state.cells.values() if cell.samples]
+        self._start()
+        self._reporter.phase("verify", len(timed))
+        verified = []
+        for done, cell in enumerate(sorted(timed, key=lambda c: (c.batch_size, c.draft_length)), start=1):
+            command = messages.MeasureGoodput(
+                cell.batch_size,
+                cell.draft_length,
+                self._token_ids,
+                self._request.options.acceptance_tokens if self._has_text else planning.SPARE_TOKENS,
+                # Larger batches keep more tokens a second, so they are as sure in less time.
+                max(self._request.verify_seconds / cell.batch_size, LEAST_VERIFY_SECONDS),
+            )
+            for answer in self._ask(command):
+                if isinstance(answer, messages.GoodputMeasured):
+                    found = verifying.compare(document, cell.batch_size, cell.draft_length, answer)
+                    verified += [found] if found else []
+            self._reporter.advance(done, batch_size=cell.batch_size, draft_length=cell.draft_length)
+        return tuple(verified)
 
     def _settings(self) -> str:
         options = dataclasses.asdict(self._request.options)

@@ -24,6 +24,7 @@ PHASES = {
     "sweep": "Step times",
     "repeat": "Wide cells again",
     "mixed": "Steps with prompts",
+    "verify": "Predictions",
 }
 """Phases in their order, and what they are called for a person."""
 

@@ -78,7 +78,7 @@ class EngineProcess:
             while True:
                 if not self._pipe.poll(timeout):
                     self._kill()
-                    raise self._lost(f"the engine hung: nothing heard for {timeout:.0f} s")
+                    raise self._lost(f"the engine hung: nothing heard for {timeout:g} s")
                 message = self._pipe.recv()
                 if isinstance(message, messages.Done):
                     return

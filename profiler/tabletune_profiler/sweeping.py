@@ -15,22 +15,26 @@ drain have killed engines (ENGINE.md 3).
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from tabletune_plugin.engine.driving import DrivenEngine
 from tabletune_plugin.engine.steps import Step
-from tabletune_profiler import messages
+from tabletune_profiler import messages, planning
 
 WARMUP_STEPS = 2
 """Steps dropped after each change of length, besides the two that still carry the old one."""
 SETTLE_STEPS = 2
 """Steps until both verifying and drafting follow a changed lookup."""
-BATCH_SPARE_TOKENS = 4_096
-"""Output tokens that a sweep's request may make; no cell comes near, `max_model_len` ends it before."""
+MOST_VERIFY_TIMES = 10.0
+"""A verification takes at most so many times the seconds of pure steps that it is after."""
+VERIFY_BLOCKS = 10
+"""Blocks that a verification's steps are cut into, to tell how sure their mean is."""
 
 
 class CannotFillBatchError(Exception):
@@ -120,6 +124,47 @@ class Sweep:
             tuple(drafted.tolist()), tuple(accepted.tolist()), requests_drafted, requests_decoded
         )
 
+    def measure_goodput(self, command: messages.MeasureGoodput) -> messages.GoodputMeasured | None:
+        """Serve the prompts over and over with a constant number open, and count what pure steps keep.
+
+        Requests end by themselves and the next takes their place, as in serving. Steps that share a prompt
+        are left out, since a prediction is for pure steps; with asynchronous scheduling also those next to
+        them, where the prompt's host time shows. ``None`` where hardly any step is left: a large batch of
+        short requests always has a prompt in it.
+        """
+        engine, log = self._engine, self._log
+        engine.set_draft_length(command.draft_length)
+        prompts = itertools.cycle(command.prompts)
+        # Of so many pure steps in a row the one to count has two before it and one after it.
+        row = 4 if engine.asynchronous else 1
+        kept: list[tuple[float, int]] = []
+        measured = 0.0
+        log.steps.clear()
+        deadline = time.monotonic() + MOST_VERIFY_TIMES * command.seconds
+        try:
+            while measured < command.seconds and time.monotonic() < deadline:
+                for _ in range(command.batch_size - engine.unfinished):
+                    engine.add(next(prompts), command.max_tokens, ignore_eos=False)
+                seen = len(log.steps)
+                engine.step()
+                near = log.steps[-row:]
+                pure = all(_is_pure(step, command.batch_size) for step in near)
+                if pure and len(near) == row and len(log.steps) > seen:
+                    step = near[row // 2]
+                    kept.append((step.interval_ms, step.kept_tokens))
+                    measured += step.interval_ms / 1e3
+        finally:
+            engine.abort_all()
+        if len(kept) < VERIFY_BLOCKS:
+            return None
+        blocks = np.array_split(np.array(kept), VERIFY_BLOCKS)
+        return messages.GoodputMeasured(
+            kept_tokens=sum(tokens for _, tokens in kept),
+            step_ms=1e3 * measured / len(kept),
+            steps=len(kept),
+            block_goodput=tuple(float(1e3 * block[:, 1].sum() / block[:, 0].sum()) for block in blocks),
+        )
+
     def _fill(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
         """Add requests until ``batch_size`` of them decode together."""
         self._log.steps.clear()
@@ -138,7 +183,7 @@ class Sweep:
     def _top_up(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
         for _ in range(batch_size - self._engine.unfinished):
             prompt = prompts[int(self._random.integers(len(prompts)))]
-            self._engine.add(prompt, BATCH_SPARE_TOKENS, ignore_eos=True)
+            self._engine.add(prompt, planning.SPARE_TOKENS, ignore_eos=True)
 
     def _visit(self, batch_size: int, length: int, command: messages.TimeCells) -> messages.CellTimed:
         engine, log = self._engine, self._log

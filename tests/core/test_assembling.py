@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabletune import assembling, documents, predictions, tables
-from tabletune.documents import RecommendationKind
+from tabletune import assembling, documents, hazards, predictions, tables
+from tabletune.documents import Document, RecommendationKind
 from tests.core import h200, strategies
 
 LATER = strategies.CREATED_AT + timedelta(hours=1)
@@ -80,6 +81,68 @@ def test_document_of_a_measured_engine_never_predicts_worse_than_the_tolerances(
     # 4 requests at length 2 find no full graph and take 15.5 ms instead of 4.4.
     assert tables.length_at(document.table, 4) != 2
     assert documents.parse(documents.dump(document)) == document
+
+
+# Hazards (tests/core/test_hazards.py has the arithmetic)
+
+
+def hazardous_document(*fatal: tuple[int, int], **changes: Any) -> Document:
+    """Mismatched at 3, 5 and 6 requests for K=0 and at 3 for K=1; a step takes the same at every length."""
+    fields: dict[str, Any] = {"max_num_seqs": 8, "cudagraph_capture_sizes": (1, 2, 4, 8)}
+    sizes, lengths = (2, 4, 8), (0, 1, 2)
+    times = [[None if (size, k) in fatal else 5.0 for size in sizes] for k in lengths]
+    profile = h200.profile(sizes, lengths, times, [[None] * 3] * 3)
+    return assembling.assemble(
+        h200.fingerprint(**fields | changes),
+        profile.model_copy(
+            update={"excluded": tuple(c.model_copy(update={"fatal": True}) for c in profile.excluded)}
+        ),
+        h200.acceptance((0.0, 0.0)),  # a draft is worth nothing, so ties go to K=0
+        documents.Control(narrow_range=0.0),
+        strategies.CREATED_AT,
+        h200.PROMPT_TOKENS,
+        h200.OUTPUT_TOKENS,
+    )
+
+
+def by_size(document: Document) -> list[int]:
+    return [tables.length_at(document.table, size) for size in range(1, 9)]
+
+
+def test_table_keeps_off_batch_sizes_whose_graphs_differ() -> None:
+    # Without the hazard K=0 is kept everywhere, being the shorter of equals.
+    assert by_size(hazardous_document(drafter_method="draft_model")) == [0] * 8
+    lengths = by_size(hazardous_document())
+    assert lengths[3 - 1] == 2
+    assert 0 not in (lengths[5 - 1], lengths[6 - 1])
+
+
+def test_table_keeps_off_a_fatal_cell_and_what_lies_between_its_neighbours() -> None:
+    # The engine died at 4 requests with K=0; measured are 2 and 8 next to it.
+    lengths = by_size(hazardous_document((4, 0), drafter_method="draft_model"))
+    assert 0 not in lengths[3 - 1 : 7]
+    assert (lengths[2 - 1], lengths[8 - 1]) == (0, 0)
+
+
+def test_table_has_a_length_where_all_are_hazardous() -> None:
+    document = hazardous_document((4, 0), (4, 1), (4, 2), drafter_method="draft_model")
+    assert by_size(document) == [0] * 8
+
+
+def test_hazard_goes_before_goodput() -> None:
+    # The live profile's K=0 at 3 requests and K=1 at 117 are mismatched, whatever they would bring.
+    document = assembling.assemble(
+        h200.fingerprint(),
+        h200.live_profile(),
+        h200.acceptance((0.76, 0.56, 0.42)),
+        documents.Control(),
+        strategies.CREATED_AT,
+        h200.PROMPT_TOKENS,
+        h200.OUTPUT_TOKENS,
+    )
+    mismatched = hazards.mismatched(document.fingerprint, document.profile.draft_lengths)
+    for length, sizes in mismatched.items():
+        assert not [size for size in sizes if tables.length_at(document.table, size) == length]
 
 
 @settings(max_examples=40)

@@ -27,6 +27,9 @@ Place = tuple[int, int] | MixedCell | str
 
 DEATH = EngineLostError("the engine died: by SIGSEGV", "CUDA error: an illegal memory access")
 
+COUNTED = messages.AcceptanceCounted((600, 600), (480, 300), requests_drafted=600, requests_decoded=640)
+"""Survival 0.8 and 0.5; a proposal rate of 600/640 where that is counted."""
+
 
 def configured(**changes: Any) -> Configured:
     """An engine on the CPU with a draft model; changes are fields of it or of its fingerprint."""
@@ -123,8 +126,7 @@ class ScriptedEngine:
     unreachable: set[tuple[int, int]] = field(default_factory=set)
     """Cells whose batch the engine never fills."""
     samples: Callable[[int, int, int], tuple[Sample, ...]] = steady
-    counted: messages.AcceptanceCounted = messages.AcceptanceCounted((600, 600), (480, 300), 600, 640)
-    """Survival 0.8 and 0.5; a proposal rate of 600/640."""
+    counted: messages.AcceptanceCounted = COUNTED
     added_ms: tuple[float, ...] = (3.0, 5.0, 4.0)
     tokens: tuple[int, ...] = tuple(range(500, 520))
     """Token ids of every prompt; empty for an engine without a tokenizer."""
@@ -154,10 +156,11 @@ class ScriptedProcess:
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
         self._configured = self._started = False
-        self.closed = False
+        self.closed = self.lost = False
 
     def ask(self, command: messages.Command, timeout: float) -> Iterator[messages.Message]:
         assert not self.closed
+        assert not self.lost
         assert timeout > 0
         self._engine.asked.append(command)
         engine = self._engine
@@ -195,7 +198,9 @@ class ScriptedProcess:
 
     def _pass(self, place: Place) -> None:
         if self._engine.faults.get(place):
-            raise self._engine.faults[place].pop(0)
+            fault = self._engine.faults[place].pop(0)
+            self.lost = isinstance(fault, EngineLostError)
+            raise fault
 
     def _time_cells(self, command: messages.TimeCells) -> Iterator[messages.Message]:
         engine, batch_size = self._engine, command.batch_size

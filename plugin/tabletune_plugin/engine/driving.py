@@ -41,6 +41,7 @@ class DrivenEngine:
         self._serial = 0
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         self.tap = steps.attach(self._scheduler, on_step)
+        self.asynchronous: bool = self._core.batch_queue is not None
         self.measures_gpu_span = self.tap.record_spans(self._core.model_executor)
 
     def set_draft_length(self, length: int) -> None:

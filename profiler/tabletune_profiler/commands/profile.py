@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from tabletune import documents
 from tabletune.documents import Control, Document
-from tabletune_profiler import consoles, files, partials, profiling, progress, prompts
+from tabletune_profiler import consoles, files, pages, partials, profiling, progress, prompts, verifying
 from tabletune_profiler.commands import parameters
 from tabletune_profiler.commands.parameters import ServeArguments
 from tabletune_profiler.commands.table import change_control
@@ -96,6 +98,15 @@ def profile(
         float,
         typer.Option(min=1, help="Seconds without a sign of life after which an engine counts as hung."),
     ] = profiling.Request.answer_timeout,
+    verify: Annotated[
+        float | None,
+        typer.Option(
+            min=0.5,
+            help="Then serve each constant length at each batch size, for so many seconds at one request and"
+            " fewer at more, and compare with the predictions.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Measure the table of a model, drafter and machine with vLLM itself.
 
@@ -146,6 +157,7 @@ def profile(
         time_budget=time_budget,
         start_timeout=start_timeout,
         answer_timeout=answer_timeout,
+        verify_seconds=verify,
     )
     with _alone(output), _signals_stop(), progress.reporter() as reporter:
         try:
@@ -160,9 +172,10 @@ def profile(
         if plot:
             _plot(output, outcome.document)
         reporter.note(f"Written: {output}")
-    consoles.write(
-        (json.dumps(_summary(output, outcome)) + "\n").encode() if not sys.stdout.isatty() else b""
-    )
+    if sys.stdout.isatty():
+        consoles.show(*_verification(outcome))
+    else:
+        consoles.write((json.dumps(_summary(output, outcome)) + "\n").encode())
 
 
 def _summary(output: Path, outcome: profiling.Outcome) -> dict[str, Any]:
@@ -177,7 +190,41 @@ def _summary(output: Path, outcome: profiling.Outcome) -> dict[str, Any]:
         "secondsStart": round(outcome.seconds_start, 1),
         "secondsSweep": round(outcome.seconds_sweep, 1),
         "secondsCounted": round(outcome.seconds_counted, 1),
+        "verified": [
+            {
+                "batchSize": cell.batch_size,
+                "draftLength": cell.draft_length,
+                "predicted": round(cell.predicted, 2),
+                "measured": round(cell.measured, 2),
+                "standardError": round(cell.standard_error, 4),
+            }
+            for cell in outcome.verified
+        ],
     }
+
+
+def _verification(outcome: profiling.Outcome) -> Iterator[RenderableType]:
+    """Yield what came of ``--verify``, for a person."""
+    if not outcome.verified:
+        return
+    grid = pages.grid("batch size", "K", "predicted", "measured", "difference", "+/-")
+    for cell in outcome.verified:
+        grid.add_row(
+            str(cell.batch_size),
+            str(cell.draft_length),
+            f"{cell.predicted:,.1f}",
+            f"{cell.measured:,.1f}",
+            pages.percent(cell.error),
+            f"{cell.standard_error:.1%}",
+        )
+    yield pages.section("Kept tokens per second of constant lengths, predicted and measured", grid)
+    losses = verifying.choices(outcome.document, outcome.verified)
+    if losses:
+        worst = max(losses, key=lambda choice: choice.loss)
+        yield Text(
+            f"By these measurements the table's length loses at most {worst.loss:.1%} against the best one"
+            f" (at {worst.batch_size} requests: K={worst.table_length}, best K={worst.best_length})."
+        )
 
 
 def _batch_sizes(text: str) -> tuple[int, ...]:
