@@ -16,7 +16,6 @@ from tabletune import graphs, hazards
 from tabletune.graphs import GraphSettings
 from tabletune_profiler.messages import Configured
 
-
 SPARE_TOKENS = 4_096
 """Output tokens of a request that is to decode until it is aborted; the model's length may end it before."""
 

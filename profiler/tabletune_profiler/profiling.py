@@ -424,6 +424,7 @@ class _Run:
         room = self._configured.max_model_len - self._request.options.acceptance_tokens
         token_ids = answer.token_ids
         if not any(token_ids):
+            self._has_text = False
             self._reporter.warn("The engine has no tokenizer, so random tokens stand in for the prompts.")
             length = max(0, min(NO_TOKENIZER_PROMPT_TOKENS, room))
             token_ids = planning.sweep_prompts((), length, self._configured.vocabulary, count=len(token_ids))

@@ -40,7 +40,7 @@ def fingerprints(draw: st.DrawFn, max_num_seqs: int | None = None) -> documents.
         torch=draw(texts),
         runner=draw(st.sampled_from(["V1", "V2"])),
         model=draw(texts),
-        drafter_method=draw(texts),
+        drafter_method=draw(st.sampled_from(["ngram", "draft_model", "eagle3", "mtp"]) | texts),
         drafter=draw(texts),
         dtype=draw(texts),
         quantization=draw(texts),
@@ -85,7 +85,12 @@ def profiles(
             for _ in range(draw(st.integers(0, 2)))
         ),
         excluded=tuple(
-            documents.ExcludedCell(batch_size=batch_size, draft_length=draft_length, reason=draw(texts))
+            documents.ExcludedCell(
+                batch_size=batch_size,
+                draft_length=draft_length,
+                reason=draw(texts),
+                fatal=draw(st.booleans()),
+            )
             for batch_size, draft_length in sorted(excluded)
         ),
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tabletune import assembling, documents, hazards, predictions, tables
-from tabletune.documents import Document, RecommendationKind
+from tabletune.documents import RecommendationKind
 from tests.core import h200, strategies
 
 LATER = strategies.CREATED_AT + timedelta(hours=1)
@@ -86,47 +86,47 @@ def test_document_of_a_measured_engine_never_predicts_worse_than_the_tolerances(
 # Hazards (tests/core/test_hazards.py has the arithmetic)
 
 
-def hazardous_document(*fatal: tuple[int, int], **changes: Any) -> Document:
-    """Mismatched at 3, 5 and 6 requests for K=0 and at 3 for K=1; a step takes the same at every length."""
+def hazardous_lengths(sizes: tuple[int, ...], *fatal: tuple[int, int], **changes: Any) -> list[int]:
+    """The table's lengths at 1 to 8 requests where nothing but hazards speaks against K=0.
+
+    A step takes the same at every length and no guess is accepted, so K=0 is kept, the shortest of equals.
+    """
     fields: dict[str, Any] = {"max_num_seqs": 8, "cudagraph_capture_sizes": (1, 2, 4, 8)}
-    sizes, lengths = (2, 4, 8), (0, 1, 2)
+    lengths = (0, 1, 2)
     times = [[None if (size, k) in fatal else 5.0 for size in sizes] for k in lengths]
-    profile = h200.profile(sizes, lengths, times, [[None] * 3] * 3)
-    return assembling.assemble(
+    profile = h200.profile(sizes, lengths, times, [[None] * len(sizes)] * 3)
+    document = assembling.assemble(
         h200.fingerprint(**fields | changes),
         profile.model_copy(
             update={"excluded": tuple(c.model_copy(update={"fatal": True}) for c in profile.excluded)}
         ),
-        h200.acceptance((0.0, 0.0)),  # a draft is worth nothing, so ties go to K=0
-        documents.Control(narrow_range=0.0),
+        h200.acceptance((0.0, 0.0)),
+        documents.Control(),
         strategies.CREATED_AT,
         h200.PROMPT_TOKENS,
         h200.OUTPUT_TOKENS,
     )
-
-
-def by_size(document: Document) -> list[int]:
     return [tables.length_at(document.table, size) for size in range(1, 9)]
 
 
 def test_table_keeps_off_batch_sizes_whose_graphs_differ() -> None:
-    # Without the hazard K=0 is kept everywhere, being the shorter of equals.
-    assert by_size(hazardous_document(drafter_method="draft_model")) == [0] * 8
-    lengths = by_size(hazardous_document())
-    assert lengths[3 - 1] == 2
-    assert 0 not in (lengths[5 - 1], lengths[6 - 1])
+    # K=0 at 3, 5 and 6 requests and K=1 at 3; K=2 has no such batch size.
+    every_size = tuple(range(1, 9))
+    assert hazardous_lengths(every_size, drafter_method="draft_model") == [0] * 8
+    lengths = hazardous_lengths(every_size)
+    assert lengths[2] == 2
+    assert 0 not in (lengths[4], lengths[5])
 
 
 def test_table_keeps_off_a_fatal_cell_and_what_lies_between_its_neighbours() -> None:
-    # The engine died at 4 requests with K=0; measured are 2 and 8 next to it.
-    lengths = by_size(hazardous_document((4, 0), drafter_method="draft_model"))
-    assert 0 not in lengths[3 - 1 : 7]
-    assert (lengths[2 - 1], lengths[8 - 1]) == (0, 0)
+    # The engine died at 4 requests with K=0; 2 and 8 were measured next to it, 3 and 5 to 7 were not.
+    assert hazardous_lengths((2, 4, 8), cudagraph_mode="NONE") == [0] * 8
+    lengths = hazardous_lengths((2, 4, 8), (4, 0), cudagraph_mode="NONE")
+    assert 0 not in lengths[2:7]
 
 
 def test_table_has_a_length_where_all_are_hazardous() -> None:
-    document = hazardous_document((4, 0), (4, 1), (4, 2), drafter_method="draft_model")
-    assert by_size(document) == [0] * 8
+    assert hazardous_lengths((2, 4, 8), (4, 0), (4, 1), (4, 2), cudagraph_mode="NONE") == [0] * 8
 
 
 def test_hazard_goes_before_goodput() -> None:

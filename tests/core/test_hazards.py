@@ -1,9 +1,9 @@
 """Which cells a table keeps off, for an engine whose graphs were worked out by hand.
 
-Capture sizes 1, 2, 4 and 8 with up to 8 requests make full graphs of 1, 2, 4 and 8 tokens for K=0, of 2, 4 and 8
-for K=1, of 3 and 6 for K=2. So 3, 5 and 6 tokens are filed under graphs of K=2, and 3, 5 and 6 requests at K=0
-run piecewise, padded to 4, 8 and 8 tokens, for which the drafter has a full graph; and so do 3 requests (6 tokens)
-at K=1.
+Capture sizes 1, 2, 4 and 8 with up to 8 requests make full graphs of 1, 2, 4 and 8 tokens for K=0, of 2, 4
+and 8 for K=1, of 3 and 6 for K=2. So 3, 5 and 6 tokens are filed under graphs of K=2, and 3, 5 and 6 requests
+at K=0 run piecewise, padded to 4, 8 and 8 tokens, for which the drafter has a full graph; and so do 3
+requests (6 tokens) at K=1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def engine(**changes: Any) -> documents.Fingerprint:
 
 
 def profile(*fatal: tuple[int, int], excluded: tuple[tuple[int, int], ...] = ()) -> Profile:
-    """Batch sizes 2, 4 and 8; the engine died in the cells ``fatal`` and had no time for those ``excluded``."""
+    """Batch sizes 2, 4 and 8; the engine died in the cells ``fatal`` and was too slow for ``excluded``."""
     sizes = (2, 4, 8)
     left_out = {*fatal, *excluded}
     times = [[None if (size, k) in left_out else 5.0 for size in sizes] for k in LENGTHS]
@@ -111,7 +111,7 @@ def test_cell_without_a_time_that_killed_nothing_is_not_marked() -> None:
 
 
 def test_batch_size_hazardous_at_every_length_has_none_marked() -> None:
-    # The engine meets 3 to 7 requests all the same, and then one length is as bad as another; 8 and 1 are safe.
+    # The engine meets 3 to 7 requests all the same, and then one length is as bad as another.
     safe = engine(drafter_method="draft_model")
     assert marked(hazards.cells(profile((4, 0), (4, 1), (4, 2)), safe, 8)) == {}
     # Where K=2 is no hazard, the mismatched 3, 5 and 6 at K=0 stay marked.
