@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-import numpy as np
 from pydantic import JsonValue
 
 from tabletune import advice, costs, hazards, predictions, recommendations, tables
@@ -49,7 +48,8 @@ def assemble(
     step_times_ms = costs.CostModel.from_profile(profile, fingerprint).step_times(fingerprint.max_num_seqs)
     goodput = predictions.goodput(step_times_ms, acceptance, profile.draft_lengths)
     hazardous = hazards.cells(profile, fingerprint, fingerprint.max_num_seqs)
-    table = tables.compute(np.where(hazardous, np.nan, goodput), profile.draft_lengths, control)
+    safe = hazards.keep_off(goodput, hazardous, profile.draft_lengths, control.allowed_lengths)
+    table = tables.compute(safe, profile.draft_lengths, control)
     prediction = predictions.predict(
         goodput, profile.draft_lengths, profile.batch_sizes, table, control.allowed_lengths
     )

@@ -42,10 +42,9 @@ def mismatched(fingerprint: Fingerprint, draft_lengths: Sequence[int]) -> dict[i
 
 
 def cells(profile: Profile, fingerprint: Fingerprint, max_batch_size: int) -> Flags:
-    """Return which cells a table must keep off, shape ``(len(draft_lengths), max_batch_size)``.
+    """Return which cells are hazardous, shape ``(len(draft_lengths), max_batch_size)``.
 
-    Column ``b - 1`` is batch size ``b``. A batch size at which every length is hazardous has none marked:
-    the engine will meet it all the same, and then the fastest is as good as any.
+    Column ``b - 1`` is batch size ``b``.
     """
     found = np.zeros((len(profile.draft_lengths), max_batch_size), np.bool_)
     for length, sizes in mismatched(fingerprint, profile.draft_lengths).items():
@@ -59,5 +58,22 @@ def cells(profile: Profile, fingerprint: Fingerprint, max_batch_size: int) -> Fl
             first = below[-1] + 1 if below else 1
             last = above[0] - 1 if above else max_batch_size
             found[row, first - 1 : last] = True
-    found[:, found.all(axis=0)] = False
     return found
+
+
+def keep_off(
+    goodput: npt.NDArray[np.float64],
+    hazardous: Flags,
+    draft_lengths: Sequence[int],
+    allowed: Sequence[int] = (),
+) -> npt.NDArray[np.float64]:
+    """Return ``goodput`` with NaN in the ``hazardous`` cells, so that no table uses them.
+
+    A batch size where this leaves none of the ``allowed`` lengths (all where empty) with a goodput keeps
+    what it had: the engine will meet it all the same, and then the fastest is as good as any.
+    """
+    left = np.where(hazardous, np.nan, goodput)
+    usable = [row for row, length in enumerate(draft_lengths) if not allowed or length in allowed]
+    lost = ~np.isfinite(left[usable]).any(axis=0)
+    left[:, lost] = goodput[:, lost]
+    return left

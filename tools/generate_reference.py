@@ -56,7 +56,7 @@ Messages go to standard error, data to standard output.
 ## Progress of `profile`
 
 Where standard error is no terminal, progress is one JSON object per line on it. A line that is no object is
-text: an error, or where a picture was drawn.
+text for a person, such as the error that ends the command.
 
 | `event` | other fields | when |
 | --- | --- | --- |
@@ -65,13 +65,15 @@ text: an error, or where a picture was drawn.
 | `note` | `message` | Something worth knowing. |
 | `warning` | `message` | Something that may surprise: [what each means](../guide/profiling.md#warnings). |
 
-The phases are {phases}, in this order. One that has nothing to do may be missing. `done` and `total` count
-the phase's own units, and `remainingSeconds` is what is left of the phase at its pace so far, or null.
+The phases are {phases}, in this order.
+One that has nothing to do may be missing. `done` and `total` count the phase's own units, and
+`remainingSeconds` is what is left of the phase at its pace so far, or null.
 
 Where standard output is no terminal, a finished profile puts one more object there, with `event` `finished`:
 `output` (the document's path), `table`, `recommendation`, `excluded` (how many cells have no time),
-`secondsStart` (engine starts), `secondsSweep` (the step-time sweep) and `secondsCounted` (of these, in steps
-that count).
+`secondsStart` (engine starts), `secondsSweep` (the step-time sweep), `secondsCounted` (of these, in steps
+that count) and `verified` (with `--verify`: per cell `batchSize`, `draftLength`, `predicted` and `measured`
+kept tokens per second, and the measured one's relative `standardError`).
 
 ## Serving with a rendered file
 

@@ -323,15 +323,30 @@ class _Run:
             ) from error
 
     def verify(self, document: Document) -> tuple[VerifiedCell, ...]:
-        """Serve every timed cell's constant length for a while, and return predicted against measured."""
+        """Serve every timed cell's constant length for a while, and return predicted against measured.
+
+        An engine that dies here ends the verification only: the document is there.
+        """
         if self._request.verify_seconds is None:
             return ()
         if not self._token_ids:  # everything else was known from an earlier run
             self._tokenize()
-        timed = [cell for cell in self._state.cells.values() if cell.samples]
-        self._start()
-        self._reporter.phase("verify", len(timed))
-        verified = []
+        timed = [cell for cell in self._state.cells.values() if cell.samples and not cell.excluded]
+        verified: list[VerifiedCell] = []
+        try:
+            self._start()
+            self._reporter.phase("verify", len(timed))
+            self._verify_cells(timed, document, verified)
+        except (EngineLostError, EngineError) as error:
+            self._reporter.warn(
+                f"The verification ends after {len(verified)} of {len(timed)} cells: {error}."
+            )
+        return tuple(verified)
+
+    def _verify_cells(
+        self, timed: Sequence[CellRecord], document: Document, verified: list[VerifiedCell]
+    ) -> None:
+        assert self._request.verify_seconds is not None
         for done, cell in enumerate(sorted(timed, key=lambda c: (c.batch_size, c.draft_length)), start=1):
             command = messages.MeasureGoodput(
                 cell.batch_size,
@@ -346,7 +361,6 @@ class _Run:
                     found = verifying.compare(document, cell.batch_size, cell.draft_length, answer)
                     verified += [found] if found else []
             self._reporter.advance(done, batch_size=cell.batch_size, draft_length=cell.draft_length)
-        return tuple(verified)
 
     def _settings(self) -> str:
         options = dataclasses.asdict(self._request.options)

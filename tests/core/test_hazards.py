@@ -110,30 +110,46 @@ def test_cell_without_a_time_that_killed_nothing_is_not_marked() -> None:
     assert marked(hazards.cells(profile(excluded=((4, 1),)), safe, 8)) == {}
 
 
-def test_batch_size_hazardous_at_every_length_has_none_marked() -> None:
-    # The engine meets 3 to 7 requests all the same, and then one length is as bad as another.
-    safe = engine(drafter_method="draft_model")
-    assert marked(hazards.cells(profile((4, 0), (4, 1), (4, 2)), safe, 8)) == {}
-    # Where K=2 is no hazard, the mismatched 3, 5 and 6 at K=0 stay marked.
+def test_both_kinds_are_marked_together() -> None:
     assert marked(hazards.cells(profile((4, 1)), engine(), 8)) == {0: [3, 5, 6], 1: [3, 4, 5, 6, 7]}
+
+
+# Keeping off
+
+NAN = np.nan
+GOODPUT = np.array([[10.0, 10.0, 10.0, 10.0], [20.0, 20.0, NAN, NAN]])
+HAZARDOUS = np.array([[False, True, True, False], [True, True, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "left"),
+    [
+        # 1 request keeps off K=1. At 2 both are hazardous, at 3 the other has no goodput: those stay.
+        ((), [[10.0, 10.0, 10.0, 10.0], [NAN, 20.0, NAN, NAN]]),
+        # With K=1 alone allowed, that is all that 1 request has.
+        ((1,), [[10.0, 10.0, 10.0, 10.0], [20.0, 20.0, NAN, NAN]]),
+        ((0,), [[10.0, 10.0, 10.0, 10.0], [NAN, 20.0, NAN, NAN]]),
+    ],
+)
+def test_hazards_lose_their_goodput_unless_nothing_else_has_one(
+    allowed: tuple[int, ...], left: list[list[float]]
+) -> None:
+    before = GOODPUT.copy()
+    np.testing.assert_equal(hazards.keep_off(GOODPUT, HAZARDOUS, (0, 1), allowed), np.array(left))
+    np.testing.assert_equal(GOODPUT, before)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_some_length_is_always_left(data: st.DataObject) -> None:
-    fingerprint = data.draw(strategies.fingerprints())
-    found = data.draw(strategies.profiles(max_batch_size=fingerprint.max_num_seqs))
-    fatal = found.model_copy(
-        update={
-            "excluded": tuple(
-                cell.model_copy(update={"fatal": data.draw(st.booleans())}) for cell in found.excluded
-            )
-        }
-    )
-    flags = hazards.cells(fatal, fingerprint, fingerprint.max_num_seqs)
-    assert flags.shape == (len(found.draft_lengths), fingerprint.max_num_seqs)
-    assert not flags.all(axis=0).any()
-    for cell in fatal.excluded:
-        row = found.draft_lengths.index(cell.draft_length)
-        column = flags[:, cell.batch_size - 1]
-        assert not cell.fatal or column[row] or not column.any()
+def test_no_batch_size_loses_all_of_its_goodput(data: st.DataObject) -> None:
+    lengths = data.draw(strategies.draft_lengths())
+    goodput = data.draw(strategies.goodputs(lengths, 12))
+    flags = data.draw(st.lists(st.booleans(), min_size=goodput.size, max_size=goodput.size))
+    hazardous = np.array(flags).reshape(goodput.shape)
+    allowed = tuple(sorted(data.draw(st.sets(st.sampled_from(lengths)))))
+    rows = [lengths.index(length) for length in allowed or lengths]
+    left = hazards.keep_off(goodput, hazardous, lengths, allowed)
+    priced = np.isfinite(goodput[rows]).any(axis=0)
+    assert (np.isfinite(left[rows]).any(axis=0) == priced).all()
+    used = np.isfinite(left[rows]) & hazardous[rows]
+    assert not (used & (np.isfinite(goodput) & ~hazardous)[rows].any(axis=0)).any()

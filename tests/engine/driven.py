@@ -30,8 +30,8 @@ def start(model: Path) -> None:
     """Start the engine; runs once, first."""
     global _engine, _config
     os.environ.update(profiles.environment(), VLLM_ENABLE_V1_MULTIPROCESSING="0")
-    # float32: in bfloat16 a step that verifies three tokens rounds otherwise than three steps of one, and
-    # now and then another token wins.
+    # float32: in bfloat16 a step that verifies three tokens may round otherwise than three steps of one, so
+    # that another token wins.
     serve = (str(model), *profiles.SERVE, profiles.EAGER, "--dtype", "float32")
     _config = arguments.vllm_config(arguments.parse([*serve, "--speculative-config", NGRAM]), LENGTHS)
     _engine = DrivenEngine(_config, _steps.append)
@@ -59,6 +59,17 @@ def decode(prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[li
     outputs = [list(requests[request].output_token_ids) for request in ids]
     _engine.abort_all()
     return list(_steps), outputs
+
+
+def decode_in_turn(prompt: Sequence[int], together: int) -> list[Step]:
+    """Complete one request more than run together, all of the same length; return the steps."""
+    _steps.clear()
+    _engine.set_draft_length(0)
+    for _ in range(together + 1):
+        _engine.add(prompt, 3, ignore_eos=True)
+    while _engine.busy:
+        _engine.step()
+    return list(_steps)
 
 
 def fail_on_every_step(prompt: Sequence[int], count: int) -> tuple[int, int]:

@@ -41,8 +41,12 @@ GONE_SECONDS = 10.0
 def environment() -> dict[str, str]:
     """What every engine of these tests starts with."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    # 1 GiB holds some 20,000 tokens of the small model; vLLM would take half of the machine's memory.
-    return kept | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    return kept | {
+        # 1 GiB holds some 20,000 tokens of the small model; vLLM would take half of the machine's memory.
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Threads that wait for each other in a loop take ten times as long beside any other busy process.
+        "OMP_WAIT_POLICY": "passive",
+    }
 
 
 def tabletune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

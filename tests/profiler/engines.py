@@ -190,6 +190,17 @@ class ScriptedProcess:
                 assert self._started
                 self._pass(MixedCell(batch_size, draft_length, prompt_tokens))
                 yield messages.PromptsTimed(engine.added_ms)
+            case messages.MeasureGoodput(batch_size, draft_length):
+                assert self._started
+                self._pass(f"verify {batch_size} {draft_length}")
+                # As fast as the cells were timed, and every guess accepted: a tenth above the prediction of
+                # (1 + 0.8 + 0.5) tokens a step for length 2, and so on.
+                kept = 1.1 * batch_size * (1.0, 1.8, 2.3)[draft_length]
+                goodput = 1e3 * kept / step_ms(batch_size, draft_length)
+                blocks = (0.99 * goodput, 1.01 * goodput)
+                yield messages.GoodputMeasured(
+                    round(1_000 * kept), step_ms(batch_size, draft_length), 1_000, blocks
+                )
             case messages.Shutdown():
                 raise AssertionError("the profiler ends a process by closing it")
 

@@ -603,6 +603,55 @@ def test_damaged_partial_is_bad_input_and_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "table.json.partial").read_text() == '{"formatVersion": 1'
 
 
+# Verification
+
+
+def test_verification_compares_every_timed_cell_with_what_it_kept(tmp_path: Path, reports: Reports) -> None:
+    engine = ScriptedEngine()
+    outcome = take(engine, tmp_path, reports, verify_seconds=8.0)
+    assert [(cell.batch_size, cell.draft_length) for cell in outcome.verified] == sorted(CELLS)
+    for cell in outcome.verified:
+        assert cell.error == pytest.approx(1 / 1.1 - 1, abs=1e-3)  # the engine keeps a tenth more
+    # 8 s at one request, half and a quarter of that at 2 and 4, but never less than 2.
+    seconds = {command.batch_size: command.seconds for command in engine.asked_for(messages.MeasureGoodput)}
+    assert seconds == {1: 8.0, 2: 4.0, 4: 2.0}
+    assert ("verify", 9, 0) in reports.phases
+
+
+def test_nothing_is_verified_unless_asked_for(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    assert take(engine, tmp_path).verified == ()
+    assert not engine.asked_for(messages.MeasureGoodput)
+
+
+def test_finished_partial_is_verified_without_timing_anything(tmp_path: Path) -> None:
+    take(ScriptedEngine(), tmp_path)
+    engine = ScriptedEngine()
+    assert len(take(engine, tmp_path, verify_seconds=1.0).verified) == len(CELLS)
+    assert engine.visits == []
+
+
+def test_cell_that_kills_engines_is_not_served(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    engine.dies((2, 1), times=2)
+    verified = take(engine, tmp_path, verify_seconds=1.0).verified
+    assert {(cell.batch_size, cell.draft_length) for cell in verified} == set(CELLS) - {(2, 1)}
+
+
+@pytest.mark.parametrize("place", ["verify 2 1", "verify 1 0"])
+def test_engine_that_dies_while_verifying_leaves_the_document(
+    tmp_path: Path, reports: Reports, place: str
+) -> None:
+    engine = ScriptedEngine()
+    engine.dies(place)
+    outcome = take(engine, tmp_path, reports, verify_seconds=1.0)
+    assert documents.dump(outcome.document) == documents.dump(untroubled(tmp_path))
+    count = 4 if place == "verify 2 1" else 0
+    assert len(outcome.verified) == count
+    told = f"The verification ends after {count} of 9 cells: the engine died: by SIGSEGV."
+    assert told in reports.warnings
+
+
 # Time budget
 
 

@@ -19,6 +19,9 @@ from typing import Any
 
 TABLE_KEY = "num_speculative_tokens_per_batch_size"
 
+_SHORTCUTS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""vLLM's options for single keys of the speculative config (``EngineArgs.create_speculative_config``)."""
+
 _PARSER_MODULES = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")
 """Where ``make_arg_parser`` is: vLLM 0.33, vLLM 0.32."""
 
@@ -51,7 +54,7 @@ def parse(arguments: Sequence[str]) -> ServeArguments:
     namespace = _parse_as_vllm_serve(list(arguments))
     model = getattr(namespace, "model_tag", None) or namespace.model
     namespace.model = model
-    config = namespace.speculative_config
+    config = _speculative_config(namespace)
     if not config:
         raise ArgumentsError(
             "--speculative-config is missing: without a drafter there is no draft length to choose. Give"
@@ -72,6 +75,25 @@ def parse(arguments: Sequence[str]) -> ServeArguments:
     )
 
 
+def _speculative_config(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Return the speculative config as vLLM puts it together, all in one place afterwards."""
+    given = namespace.speculative_config or {}
+    if not isinstance(given, dict):
+        raise ArgumentsError(f"--speculative-config is {str(given)[:80]}, must be a JSON object.")
+    config = {key.replace("-", "_"): value for key, value in given.items()}
+    for option, key in _SHORTCUTS.items():
+        value = getattr(namespace, option, None)
+        if value is None:
+            continue
+        if key in config:
+            raise ArgumentsError(
+                f"--{option.replace('_', '-')} and {key} of --speculative-config are both given. Give one."
+            )
+        config[key] = value
+        setattr(namespace, option, None)
+    return config
+
+
 def _parse_as_vllm_serve(arguments: list[str]) -> argparse.Namespace:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -85,10 +107,15 @@ def _parse_as_vllm_serve(arguments: list[str]) -> argparse.Namespace:
             namespace: argparse.Namespace = parser.parse_args(["serve", *arguments])
     except SystemExit as error:
         lines = [line for line in complaint.getvalue().splitlines() if "error:" in line]
-        message = lines[-1].partition("error:")[2].strip() if lines else complaint.getvalue().strip()[-500:]
+        message = lines[-1].partition("error:")[2].strip() if lines else "they ask for help, not for a server"
         raise ArgumentsError(f"vLLM does not take these arguments: {message}") from error
     except (ValueError, OSError) as error:
         raise ArgumentsError(f"vLLM does not take these arguments: {error}") from error
+    except Exception as error:
+        # A config file that is no mapping, for one, ends vLLM's parser with whatever Python says of it.
+        raise ArgumentsError(
+            f"vLLM does not take these arguments: {type(error).__name__}: {_first_lines(error)}"
+        ) from error
     return namespace
 
 

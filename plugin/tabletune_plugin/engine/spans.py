@@ -12,7 +12,6 @@ run the model, from a moment when none is in flight.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from multiprocessing import shared_memory
 from typing import Any, Protocol
@@ -33,14 +32,14 @@ class Spans:
     the slot is still, or already, that step's.
     """
 
-    def __init__(self, memory: shared_memory.SharedMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: shared_memory.SharedMemory, *, owner: bool = False) -> None:
+        self._memory, self._owner = memory, owner
         self._slots: npt.NDArray[np.float64] = np.ndarray((CAPACITY, 2), np.float64, memory.buf)
 
     @classmethod
     def create(cls) -> Spans:
         """Return an empty table of spans in new shared memory."""
-        spans = cls(shared_memory.SharedMemory(create=True, size=CAPACITY * 16))
+        spans = cls(shared_memory.SharedMemory(create=True, size=CAPACITY * 16), owner=True)
         spans._slots[:] = -1.0
         return spans
 
@@ -62,10 +61,10 @@ class Spans:
         return float(slot[1]) if slot[0] == step else None
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Let go of the memory; whoever created it gives it back."""
         del self._slots
         self._memory.close()
-        with contextlib.suppress(FileNotFoundError):
+        if self._owner:
             self._memory.unlink()
 
 

@@ -70,6 +70,7 @@ class Tap:
         self._scheduler = scheduler
         self._number = 0
         self._previous: float | None = None
+        self._queued = False
         self._complained = False
         self._spans: gpu_spans.Spans | None = None
         self._original_lookup = scheduler.dynamic_sd_lookup
@@ -131,9 +132,12 @@ class Tap:
     def _step(self, arrived: float, scheduled: Any, returned: Any, outputs: Any) -> Step:
         number, previous = self._number, self._previous
         self._number += 1
-        # With nothing left to run, the time until the next result is mostly waiting for requests.
-        self._previous = arrived if self._scheduler.running or self._scheduler.waiting else None
         batch_size = len(scheduled.num_scheduled_tokens)
+        # Only new requests, none of which had queued: the others ended or were aborted, and the time since
+        # then is mostly waiting.
+        if len(scheduled.scheduled_new_reqs) == batch_size and not self._queued:
+            previous = None
+        self._previous, self._queued = arrived, bool(self._scheduler.waiting)
         drafted_tokens = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
         stats = _spec_decoding_stats(outputs)
         graph = getattr(returned, "cudagraph_stats", None)

@@ -1,0 +1,214 @@
+"""GPU spans: the memory between two processes, and the recorder with events that a test moves."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tabletune_plugin.engine import spans
+from tabletune_plugin.engine.spans import CAPACITY, Spans
+from tests.plugin import stand_ins
+
+
+@pytest.fixture
+def table() -> Iterator[Spans]:
+    table = Spans.create()
+    yield table
+    table.close()
+
+
+# The memory
+
+
+def test_span_is_unknown_until_it_is_written(table: Spans) -> None:
+    assert table.read(0) is None
+    table.write(0, 4.25)
+    assert table.read(0) == 4.25
+    assert table.read(1) is None
+
+
+def test_old_span_is_gone_once_its_slot_is_taken(table: Spans) -> None:
+    table.write(3, 1.0)
+    assert table.read(3 + CAPACITY) is None  # the slot is still step 3's
+    table.write(3 + CAPACITY, 2.0)
+    assert table.read(3) is None
+    assert table.read(3 + CAPACITY) == 2.0
+
+
+def test_last_steps_are_all_kept(table: Spans) -> None:
+    for step in range(2 * CAPACITY):
+        table.write(step, float(step))
+    assert table.read(CAPACITY - 1) is None
+    assert all(table.read(step) == step for step in range(CAPACITY, 2 * CAPACITY))
+
+
+def test_another_process_writes_what_this_one_reads(table: Spans) -> None:
+    # As a worker of tensor parallelism does: spawned, and given the name alone.
+    context = multiprocessing.get_context("spawn")
+    worker = context.Process(target=stand_ins.write_spans, args=(table.name, {0: 1.5, 7: 2.5, CAPACITY: 3.5}))
+    worker.start()
+    worker.join(30)
+    assert worker.exitcode == 0
+    assert [table.read(step) for step in (0, 7, CAPACITY, 8)] == [None, 2.5, 3.5, None]
+    table.write(8, 4.5)  # the memory outlives the writer
+    assert table.read(8) == 4.5
+
+
+def test_closed_memory_is_gone() -> None:
+    table = Spans.create()
+    name = table.name
+    table.close()
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(name=name)
+
+
+# The recorder
+
+
+class Gpu:
+    """A GPU whose work is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = self.done = 0.0
+        self.events = 0
+
+    def torch(self, available: bool = True) -> Any:
+        """What stands in for the module."""
+        return SimpleNamespace(
+            cuda=SimpleNamespace(is_available=lambda: available, Event=lambda enable_timing: Event(self))
+        )
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        gpu.events += 1
+        self._gpu, self._at = gpu, -1.0
+
+    def record(self) -> None:
+        self._at = self._gpu.now
+
+    def query(self) -> bool:
+        return self._gpu.done >= self._at
+
+    def elapsed_time(self, end: Event) -> float:
+        return end._at - self._at
+
+
+class Runner:
+    """A model runner whose steps take what the test says."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.takes = 4.0
+
+    def execute_model(self, scheduler_output: Any, intermediate: Any = None) -> str:
+        return "executed"
+
+    def sample_tokens(self, grammar: Any) -> str:
+        self._gpu.now += self.takes
+        return "sampled"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setitem(sys.modules, "torch", gpu.torch())
+    return gpu
+
+
+@pytest.fixture
+def runner(gpu: Gpu) -> Runner:
+    return Runner(gpu)
+
+
+@pytest.fixture
+def worker(runner: Runner, table: Spans) -> Iterator[Any]:
+    """vLLM's wrapper around a worker whose runner records."""
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner), rank=0)
+    assert spans.attach_in_worker(worker, table.name)
+    yield worker
+    spans.detach_in_worker(worker)
+
+
+def step(runner: Runner, tokens: int = 1, takes: float = 4.0) -> None:
+    runner.takes = takes
+    output = SimpleNamespace(total_num_scheduled_tokens=tokens)
+    assert runner.execute_model(output, intermediate=None) == "executed"
+    assert runner.sample_tokens(None) == "sampled"
+
+
+def test_span_is_from_the_models_start_to_the_end_of_sampling(
+    worker: Any, runner: Runner, gpu: Gpu, table: Spans
+) -> None:
+    step(runner, takes=4.0)
+    gpu.now += 100.0  # the host's own time between steps
+    step(runner, takes=5.5)
+    gpu.done = gpu.now
+    step(runner)
+    assert [table.read(number) for number in range(3)] == [4.0, 5.5, None]
+
+
+def test_span_is_not_waited_for(worker: Any, runner: Runner, gpu: Gpu, table: Spans) -> None:
+    step(runner)
+    step(runner)
+    step(runner)
+    assert table.read(0) is None
+    gpu.done = 4.0  # the first is through
+    step(runner)
+    assert [table.read(number) for number in range(2)] == [4.0, None]
+    gpu.done = gpu.now
+    step(runner)
+    assert all(table.read(number) == 4.0 for number in range(4))
+
+
+def test_steps_without_the_model_are_not_counted(worker: Any, runner: Runner, gpu: Gpu, table: Spans) -> None:
+    step(runner, takes=1.0)
+    step(runner, tokens=0, takes=50.0)
+    step(runner, takes=2.0)
+    gpu.done = gpu.now
+    step(runner)
+    assert [table.read(number) for number in range(3)] == [1.0, 2.0, None]
+
+
+def test_events_are_used_again(worker: Any, runner: Runner, gpu: Gpu) -> None:
+    for _ in range(50):
+        step(runner)
+        gpu.done = gpu.now
+    # Two of the step under way, two of the one before it.
+    assert gpu.events <= 4
+
+
+def test_gpu_that_never_finishes_is_no_leak(worker: Any, runner: Runner, gpu: Gpu, table: Spans) -> None:
+    for _ in range(1_000):
+        step(runner)
+    gpu.done = gpu.now
+    step(runner)
+    # The oldest were given up; the last 64 are there.
+    assert table.read(999 - 64) is None
+    assert table.read(999) == 4.0
+
+
+def test_detached_runner_is_as_it_was(worker: Any, runner: Runner, gpu: Gpu, table: Spans) -> None:
+    spans.detach_in_worker(worker)
+    assert runner.execute_model == Runner.execute_model.__get__(runner)
+    assert runner.sample_tokens == Runner.sample_tokens.__get__(runner)
+    step(runner)
+    assert gpu.events == 0
+    assert table.read(0) is None
+    spans.detach_in_worker(worker)  # again, which is no trouble
+
+
+def test_only_rank_0_with_a_gpu_records(
+    runner: Runner, gpu: Gpu, table: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not spans.attach_in_worker(SimpleNamespace(model_runner=runner, rank=1), table.name)
+    assert not spans.attach_in_worker(SimpleNamespace(rank=0), table.name)
+    monkeypatch.setitem(sys.modules, "torch", gpu.torch(available=False))
+    assert not spans.attach_in_worker(SimpleNamespace(model_runner=runner, rank=0), table.name)
+    assert runner.execute_model == Runner.execute_model.__get__(runner)
