@@ -104,9 +104,12 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Prompts:
-    """What prompts added to steps of one draft length and batch size, all of one kind of graph."""
+    """What prompts added to steps of one draft length and batch size, all of the same kinds of graph."""
 
+    pure_kind: int
+    """Kind of graph of the step without the prompt."""
     kind: int
+    """Kind of graph of the step with it."""
     draft_length: int
     batch_size: int
     curve: _Curve
@@ -241,19 +244,35 @@ class CostModel:
     def prompt_costs(self, batch_sizes: Integers, draft_length: int, prompt_tokens: int) -> Floats:
         """Return the milliseconds that a prompt of ``prompt_tokens`` adds, for each of ``batch_sizes``.
 
-        - Only measured prompts count whose step ran as the same kind of graph as this one does.
+        - A prompt adds its own work, and makes the step run as another kind of graph. So only measured
+          prompts count that changed the kind in the same way (from full to piecewise, say).
         - Of these, those at the nearest draft length (the shorter of two), interpolated by prompt tokens,
           then by batch size; level outside of the measured, but by the last slope for longer prompts.
-        - Without any of that kind: those of another kind, and the difference of the two kinds between
-          pure steps, where that was measured (it is host time, which a prompt does not change).
+        - Without any of that change: those of another, less what that one costs between pure steps, plus
+          what this one does, where both were measured (it is host time, which a prompt does not change).
         - NaN where neither is known.
         """
         self._row_of(draft_length)
         costs = np.full(len(batch_sizes), np.nan)
-        kinds = graphs.dispatch_batches(self.settings, batch_sizes, draft_length, prompt_tokens).kinds
-        for kind in np.unique(kinds).tolist():
-            of_kind = kinds == kind
-            costs[of_kind] = self._prompt_costs(kind, batch_sizes[of_kind], draft_length, prompt_tokens)
+        pure = graphs.dispatch_batches(self.settings, batch_sizes, draft_length).kinds
+        mixed = graphs.dispatch_batches(self.settings, batch_sizes, draft_length, prompt_tokens).kinds
+        for change in sorted(set(zip(pure.tolist(), mixed.tolist(), strict=True))):
+            of_change = (pure == change[0]) & (mixed == change[1])
+            costs[of_change] = self._prompt_costs(change, batch_sizes[of_change], draft_length, prompt_tokens)
+        return costs
+
+    def graph_change_costs(self, batch_sizes: Integers, draft_length: int, prompt_tokens: int) -> Floats:
+        """Return the milliseconds of a step that come from its prompt changing the kind of its graph.
+
+        A part of :meth:`prompt_costs`, for each of ``batch_sizes``: the step bears it once, however many
+        prompts share it. 0 where the kind stays the same or the difference of the two was not measured.
+        """
+        pure = graphs.dispatch_batches(self.settings, batch_sizes, draft_length).kinds
+        mixed = graphs.dispatch_batches(self.settings, batch_sizes, draft_length, prompt_tokens).kinds
+        costs = np.zeros(len(batch_sizes))
+        for change in set(zip(pure.tolist(), mixed.tolist(), strict=True)):
+            more = self._changes_between(change, (graphs.FULL, graphs.FULL))
+            costs[(pure == change[0]) & (mixed == change[1])] = max(0.0, more or 0.0)
         return costs
 
     def kind_costs_more(self, kind: int, than: int) -> float | None:
@@ -320,35 +339,41 @@ class CostModel:
         evidence[places] = Evidence.MEASURED
 
     def _measured_prompts(self, profile: Profile) -> tuple[_Prompts, ...]:
-        points: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
+        points: dict[tuple[int, int, int, int], list[tuple[float, float]]] = {}
         for step in profile.mixed:
             if step.draft_length not in self.draft_lengths:
                 continue
             added = step.step_time_ms - self.step_time(step.batch_size, step.draft_length)
-            graph = graphs.dispatch(self.settings, step.batch_size, step.draft_length, step.prompt_tokens)
+            pure = graphs.dispatch(self.settings, step.batch_size, step.draft_length)
+            mixed = graphs.dispatch(self.settings, step.batch_size, step.draft_length, step.prompt_tokens)
             if np.isfinite(added):
-                key = graphs.KINDS.index(graph.kind), step.draft_length, step.batch_size
+                kinds = graphs.KINDS.index(pure.kind), graphs.KINDS.index(mixed.kind)
+                key = (*kinds, step.draft_length, step.batch_size)
                 points.setdefault(key, []).append((float(step.prompt_tokens), added))
         return tuple(_Prompts(*key, _Curve.through(of_key)) for key, of_key in sorted(points.items()))
 
     def _prompt_costs(
-        self, kind: int, batch_sizes: Integers, draft_length: int, prompt_tokens: int
+        self, change: tuple[int, int], batch_sizes: Integers, draft_length: int, prompt_tokens: int
     ) -> Floats | float:
-        """Return what a prompt adds where the mixed step runs as ``kind``."""
-        for measured_kind in sorted({prompts.kind for prompts in self._prompts}, key=lambda own: own != kind):
-            more = self._costs_between(kind, measured_kind)
+        """Return what a prompt adds that makes steps of kind ``change[0]`` ones of kind ``change[1]``."""
+        measured_changes = {(prompts.pure_kind, prompts.kind) for prompts in self._prompts}
+        # The same change first, then one that ends in the same kind, then any.
+        for measured in sorted(measured_changes, key=lambda own: (own != change, own[1] != change[1], own)):
+            more = self._changes_between(change, measured)
             if more is not None:
-                of_kind = [prompts for prompts in self._prompts if prompts.kind == measured_kind]
-                return _interpolate_prompts(of_kind, batch_sizes, draft_length, prompt_tokens) + more
+                of_change = [own for own in self._prompts if (own.pure_kind, own.kind) == measured]
+                return _interpolate_prompts(of_change, batch_sizes, draft_length, prompt_tokens) + more
         return np.nan
 
-    def _costs_between(self, kind: int, measured_kind: int) -> float | None:
-        """Return what ``kind`` costs above ``measured_kind``, both told against full graphs."""
-        if kind == measured_kind:
+    def _changes_between(self, change: tuple[int, int], measured: tuple[int, int]) -> float | None:
+        """Return what one change of kind costs above another, both told by pure steps; None if unknown."""
+        if change == measured:
             return 0.0
-        own = self.kind_costs_more(kind, graphs.FULL)
-        measured = self.kind_costs_more(measured_kind, graphs.FULL)
-        return None if own is None or measured is None else own - measured
+        costs = [self.kind_costs_more(kind, graphs.FULL) for kind in (*change, *measured)]
+        own_pure, own_mixed, measured_pure, measured_mixed = costs
+        if own_pure is None or own_mixed is None or measured_pure is None or measured_mixed is None:
+            return None
+        return (own_mixed - own_pure) - (measured_mixed - measured_pure)
 
 
 def _interpolate_prompts(

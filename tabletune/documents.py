@@ -257,6 +257,9 @@ class Profile(Model):
     """How the times were taken."""
     step_time_ms: Grid[Milliseconds | None]
     """Median time of a pure decode step in milliseconds; null where the cell was excluded."""
+    interval_ms: Grid[Milliseconds | None] = ()
+    """Median time from result to result of the same steps, in milliseconds: above a GPU span by what the GPU
+    waits for the host. Empty where the measure is the interval itself."""
     spread_ms: Grid[Spread | None]
     """Interquartile range of the step times in milliseconds."""
     samples: Grid[Count]
@@ -281,6 +284,8 @@ class Profile(Model):
             "samples": self.samples,
             "graph": self.graph,
         }
+        if self.interval_ms:
+            grids["intervalMs"] = self.interval_ms
         for name, grid in grids.items():
             if len(grid) != rows or any(len(row) != columns for row in grid):
                 raise _FaultError(

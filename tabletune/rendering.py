@@ -116,12 +116,17 @@ def vllm_arguments(document: Document, base: Mapping[str, JsonValue] | None = No
     # vLLM drops sizes above max_num_batched_tokens, and then refuses to start if the largest is not the
     # one that was announced (_set_cudagraph_sizes in vllm/config/vllm.py).
     limit = document.fingerprint.max_num_batched_tokens
-    sizes = sorted({size for size in advice.cudagraph_capture_sizes if size <= limit})
+    wanted, largest = advice.cudagraph_capture_sizes, advice.max_cudagraph_capture_size
+    if not wanted and largest is None and document.recommendation.kind is RecommendationKind.TABLE:
+        # vLLM derives its default sizes from the table that it starts with, and the profile started with
+        # another; pinned, the batch sizes find the graphs that were measured.
+        wanted = document.fingerprint.cudagraph_capture_sizes
+    sizes = sorted({size for size in wanted if size <= limit})
     if sizes:
         arguments["cudagraph-capture-sizes"] = list(sizes)
         arguments["max-cudagraph-capture-size"] = sizes[-1]
-    elif advice.max_cudagraph_capture_size is not None:
-        arguments["max-cudagraph-capture-size"] = advice.max_cudagraph_capture_size
+    elif largest is not None:
+        arguments["max-cudagraph-capture-size"] = largest
     if advice.cudagraph_mode is not None:
         arguments["compilation-config"] = {"cudagraph_mode": advice.cudagraph_mode}
     return arguments

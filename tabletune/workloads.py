@@ -30,8 +30,8 @@ that takes this much less time per token, twice the default tie tolerance."""
 class Workload:
     """Requests of one prompt and output length, served with a table; arrays have an entry per batch size.
 
-    Time per token is ``T(B, K) / (B · E[K]) + c`` (`ENGINE.md` 5), with c what a request's prompt adds,
-    spread over its output.
+    Time per token is ``T(B, K) / (B · E[K]) + c`` (`ENGINE.md` 5), with c what prompts add
+    (:meth:`prompt_times`).
     """
 
     model: CostModel
@@ -86,13 +86,22 @@ class Workload:
         return decode
 
     def prompt_times(self, settings: GraphSettings) -> Floats:
-        """Return c, a request's prompt spread over its output, in milliseconds; a row per length."""
+        """Return c, what prompts add to a token, in milliseconds; a row per length.
+
+        A step keeps ``B · E[K]`` tokens and so, as requests come and go, sees ``B · E[K] / output_tokens``
+        new prompts on average, n, and none with probability ``exp(-n)`` (arrivals at random). Each prompt
+        brings its own work; that the step then runs another kind of graph, it bears once.
+        """
         model = self.model.under(settings)
-        costs = [
-            model.prompt_costs(self.batch_sizes, draft_length, self.prompt_tokens)
-            for draft_length in self.draft_lengths
-        ]
-        return np.maximum(0.0, costs) / self.output_tokens
+        rows = []
+        for draft_length, expected in zip(self.draft_lengths, self.expected_tokens, strict=True):
+            sizes = self.batch_sizes
+            added = np.maximum(0.0, model.prompt_costs(sizes, draft_length, self.prompt_tokens))
+            change = np.minimum(added, model.graph_change_costs(sizes, draft_length, self.prompt_tokens))
+            kept = sizes * expected
+            prompts = kept / self.output_tokens
+            rows.append((-np.expm1(-prompts) * change + prompts * (added - change)) / kept)
+        return np.array(rows)
 
     def of_table(self, times: Floats) -> Floats:
         """Return, by batch size, the entry of the table's own length in ``times`` (a row per length)."""

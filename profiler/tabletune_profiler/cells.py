@@ -29,6 +29,8 @@ class Cell:
     """One cell's numbers, as the document has them."""
 
     step_time_ms: float
+    interval_ms: float
+    """Median interval between results, whatever the measure."""
     spread_ms: float
     """Interquartile range; around the line for drafters whose drafts vary."""
     samples: int
@@ -53,7 +55,13 @@ def summarise(samples: Sequence[Sample], measure: Measure) -> Cell | None:
     values = np.array([milliseconds for milliseconds, _ in times(samples, measure)])
     if values.size == 0:
         return None
-    return Cell(float(np.median(values)), _interquartile_range(values), values.size, _graph(samples))
+    return Cell(
+        float(np.median(values)),
+        _interval(samples),
+        _interquartile_range(values),
+        values.size,
+        _graph(samples),
+    )
 
 
 def summarise_varying(
@@ -81,7 +89,7 @@ def summarise_varying(
     time = at_mean + slope * (drafted_tokens - mean)
     # A line through few, noisy points may leave the range of what was seen; the time must not.
     time = float(np.clip(time, y.min(), y.max()))
-    return Cell(time, _interquartile_range(residuals), values.size, _graph(samples))
+    return Cell(time, _interval(samples), _interquartile_range(residuals), values.size, _graph(samples))
 
 
 def relative_error(cell: Cell) -> float:
@@ -110,6 +118,10 @@ def _robust_line(
         deviation = float(np.median(np.abs(residuals - np.median(residuals))))
         keep = np.abs(residuals - np.median(residuals)) <= max(OUTLIER_DEVIATIONS * deviation, 1e-9)
     return slope, at_mean, mean
+
+
+def _interval(samples: Sequence[Sample]) -> float:
+    return float(np.median([sample.interval_ms for sample in samples]))
 
 
 def _interquartile_range(values: npt.NDArray[np.float64]) -> float:

@@ -710,6 +710,9 @@ def _profile(plan: Plan, state: _State, configured: messages.Configured, options
             "draftLengths": plan.draft_lengths,
             "measure": measure,
             "stepTimeMs": grid(lambda cell: round(cell.step_time_ms, 4), None),
+            "intervalMs": grid(lambda cell: round(cell.interval_ms, 4), None)
+            if measure is Measure.GPU_SPAN
+            else (),
             "spreadMs": grid(lambda cell: round(cell.spread_ms, 4), None),
             "samples": grid(lambda cell: cell.samples, 0),
             "graph": grid(lambda cell: Graph.NONE if without_graphs else cell.graph, None),

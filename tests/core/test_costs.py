@@ -261,10 +261,26 @@ def test_prompt_cost_is_interpolated_by_tokens_then_by_batch_size() -> None:
 
 
 def test_prompt_cost_is_that_of_the_nearest_length() -> None:
-    mixed = (mixed_step(4, 0, 100, 15.0), mixed_step(4, 2, 100, 17.0))
-    found = model([4], [[5.0], [5.0], [5.0], [5.0]], mixed=mixed)
-    assert found.prompt_cost(4, 1, 100) == 10.0
-    assert found.prompt_cost(4, 3, 100) == 12.0
+    # 8 requests have a full graph at every length, so the prompts change the kind in the same way.
+    mixed = (mixed_step(8, 0, 100, 15.0), mixed_step(8, 2, 100, 17.0))
+    found = model([8], [[5.0], [5.0], [5.0], [5.0]], mixed=mixed)
+    assert found.prompt_cost(8, 1, 100) == 10.0
+    assert found.prompt_cost(8, 3, 100) == 12.0
+
+
+def test_prompt_that_crosses_the_capture_limit_costs_the_graph_too() -> None:
+    # Captured up to 64 tokens; pure steps take 5 ms with a full graph, 35 without. A prompt that joins steps
+    # without a graph adds its own work only, 2 ms; one that takes a step's graph away adds 30 ms more.
+    found = model(
+        [4, 64, 80],
+        [[5.0, 5.0, 35.0]],
+        [[Graph.FULL, Graph.FULL, Graph.NONE]],
+        (mixed_step(80, 0, 100, 37.0),),
+        cudagraph_capture_sizes=(8, 32, 64),
+    )
+    assert found.prompt_cost(80, 0, 100) == 2.0
+    assert found.prompt_cost(4, 0, 100) == 32.0
+    assert found.graph_change_costs(np.array([4, 80]), 0, 100).tolist() == [30.0, 0.0]
 
 
 def test_prompt_of_a_kind_not_measured_costs_the_difference_of_the_kinds() -> None:

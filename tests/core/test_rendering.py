@@ -322,3 +322,12 @@ def test_vllm_ignores_the_file_where_it_is_given_with_an_equals_sign(
     path = tmp_path / "vllm-args.yaml"
     path.write_text(rendering.vllm_args_yaml(example))
     assert parse("{}", f"--config={path}").speculative_config is None
+
+
+def test_sizes_of_the_profile_are_pinned_with_a_table_and_no_advice(example: Document) -> None:
+    # vLLM's default sizes follow from the table that it starts with, which is not the profile's.
+    document = changed(example, engine=NO_ADVICE, recommendation={"kind": "table", "draftLength": None})
+    arguments = rendering.vllm_arguments(document)
+    assert arguments["cudagraph-capture-sizes"] == list(example.fingerprint.cudagraph_capture_sizes)
+    fixed = changed(example, engine=NO_ADVICE, recommendation={"kind": "fixed", "draftLength": 1})
+    assert "cudagraph-capture-sizes" not in rendering.vllm_arguments(fixed)

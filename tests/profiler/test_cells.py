@@ -38,8 +38,8 @@ def test_spans_are_the_measure_where_nine_of_ten_samples_have_one() -> None:
 
 def test_only_samples_with_the_measure_count() -> None:
     samples = [engines.sample(20.0, gpu_span_ms=span) for span in (5.0, None, 7.0)]
-    assert cells.summarise(samples, SPAN) == Cell(6.0, 1.0, 2, None)
-    assert cells.summarise(samples, INTERVAL) == Cell(20.0, 0.0, 3, None)
+    assert cells.summarise(samples, SPAN) == Cell(6.0, 20.0, 1.0, 2, None)
+    assert cells.summarise(samples, INTERVAL) == Cell(20.0, 20.0, 0.0, 3, None)
 
 
 # Drafters whose steps are all alike
@@ -48,7 +48,7 @@ def test_only_samples_with_the_measure_count() -> None:
 def test_cell_is_the_median_with_its_quartiles() -> None:
     # Sorted 1, 2, 3, 4, 100: the quartiles are 2 and 4. One slow step moves neither.
     assert cells.summarise(at((0, 100.0), (0, 1.0), (0, 4.0), (0, 2.0), (0, 3.0)), INTERVAL) == Cell(
-        3.0, 2.0, 5, None
+        3.0, 3.0, 2.0, 5, None
     )
 
 
@@ -67,8 +67,8 @@ def test_no_sample_is_no_cell() -> None:
 
 def test_error_is_that_of_a_median_of_normal_noise() -> None:
     # IQR 1.349 is a standard deviation of 1; over 16 steps 1.2533 / 4 = 0.313 ms, of 20 ms 1.57%.
-    assert cells.relative_error(Cell(20.0, 1.349, 16, None)) == pytest.approx(1.2533 / 4 / 20)
-    assert cells.relative_error(Cell(20.0, 0.0, 16, None)) == 0.0
+    assert cells.relative_error(Cell(20.0, 20.0, 1.349, 16, None)) == pytest.approx(1.2533 / 4 / 20)
+    assert cells.relative_error(Cell(20.0, 20.0, 0.0, 16, None)) == 0.0
 
 
 # Drafters whose drafts vary
@@ -96,6 +96,7 @@ def test_noise_is_averaged_along_the_line() -> None:
     assert cell.step_time_ms == pytest.approx(16.0)
     assert cell.spread_ms == pytest.approx(1.0)  # around the line, not the 6 ms of the times themselves
     assert cell.samples == 14
+    assert cell.interval_ms == 16.0  # the median as it is
 
 
 def test_share_above_all_samples_is_reached_from_the_time_without_drafts() -> None:

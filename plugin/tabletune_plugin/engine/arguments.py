@@ -174,7 +174,7 @@ def vllm_config(arguments: ServeArguments, draft_lengths: Sequence[int], *, with
             config = AsyncEngineArgs.from_cli_args(namespace).create_engine_config(
                 UsageContext.OPENAI_API_SERVER
             )
-        except (ValueError, OSError, TypeError, KeyError, NotImplementedError) as error:
+        except (ValueError, OSError, TypeError, KeyError, NotImplementedError, ImportError) as error:
             raise ArgumentsError(f"vLLM refuses this configuration: {_first_lines(error)}") from error
         if with_table:
             tables.append(startup_table(draft_lengths, config.scheduler_config.max_num_seqs))

@@ -170,7 +170,8 @@ def profile(
         files.write(output, documents.dump(outcome.document))
         partials.path_of(output).unlink(missing_ok=True)
         if plot:
-            _plot(output, outcome.document)
+            for picture in _plot(output, outcome.document):
+                reporter.note(f"Drawn: {picture}")
         reporter.note(f"Written: {output}")
     if sys.stdout.isatty():
         consoles.show(*_verification(outcome))
@@ -253,12 +254,13 @@ def _alone(output: Path) -> Iterator[None]:
     except OSError as error:
         raise OutputError(f"Nothing can be written beside {output}: {error.strerror}.") from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(
-                f"Another tabletune profile is writing {output}. Wait for it, or choose another."
-            ) from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)  # and leave the file: it is the other's
+        raise InputError(
+            f"Another tabletune profile is writing {output}. Wait for it, or choose another."
+        ) from error
+    try:
         free = os.statvfs(folder)
         if free.f_bavail * free.f_frsize < MIN_FREE_BYTES:
             raise OutputError(
@@ -286,10 +288,11 @@ def _signals_stop() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _plot(output: Path, document: Document) -> None:
+def _plot(output: Path, document: Document) -> Iterator[Path]:
+    """Draw ``document`` beside ``output``, and yield each picture's path."""
     from tabletune_profiler import plotting
 
     for suffix, draw in ((".png", plotting.png), (".svg", plotting.svg)):
         picture = output.with_suffix(suffix)
         files.write(picture, draw(document))
-        consoles.note(f"Drawn: {picture}")
+        yield picture
