@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import machines  # noqa: E402
 
 from tabletune import costs, documents, graphs, predictions, tables  # noqa: E402
 
@@ -64,10 +62,7 @@ def main() -> int:
     result = {
         "what": f"Table for {MAX_BATCH_SIZE} batch sizes and {len(DRAFT_LENGTHS)} draft lengths, from a"
         f" profile of {len(profile.batch_sizes)} batch sizes, every kind of graph in it.",
-        "command": f"python benchmarks/table/measure.py --repeats {arguments.repeats}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "conditions": machines.conditions("tabletune", "numpy"),
         "goal_ms": GOAL_MS,
         "reached": timings["whole"]["median_ms"] < GOAL_MS,
         "repeats": arguments.repeats,
@@ -164,24 +159,6 @@ def timed(part: Callable[[], object], repeats: int) -> dict[str, float]:
         "median_ms": round(statistics.median(taken), 4),
         "p95_ms": round(float(np.percentile(taken, 95)), 4),
         "max_ms": round(max(taken), 4),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Return what the timings depend on outside of the program."""
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load_before": os.getloadavg()[0],
-        "system": f"{platform.system()} {platform.release()}",
     }
 
 

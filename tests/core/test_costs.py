@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -303,18 +302,6 @@ def test_prompt_has_no_price_where_nothing_tells_it() -> None:
     # Piecewise was measured, but not what steps without a graph cost.
     found = model([4, 8], [[5.0, 5.0]], mixed=(mixed_step(4, 0, 100, 15.0),))
     assert np.isnan(found.prompt_cost(4, 0, 2000))
-
-
-def test_a_thousand_batch_sizes_and_sixteen_lengths_take_a_few_milliseconds() -> None:
-    # Generous for a shared machine; benchmarks/table measures it.
-    batch_sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
-    found = model(batch_sizes, [[4.0 + size / 50 for size in batch_sizes]] * 16, max_num_seqs=1024)
-    taken = []
-    for _ in range(5):
-        started = time.perf_counter()
-        found.step_times(1024)
-        taken.append(time.perf_counter() - started)
-    assert min(taken) < 0.1
 
 
 grids = st.fixed_dictionaries(

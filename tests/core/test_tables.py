@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,14 +180,6 @@ def test_noise_within_the_tolerance_makes_no_range() -> None:
     random = np.random.default_rng(3)
     found = flat(512, 90, 100, 95) * (1 + random.uniform(-0.004, 0.004, (3, 512)))
     assert tables.compute(found, LENGTHS, documents.Control()) == ((1, 512, 1),)
-
-
-def test_a_thousand_batch_sizes_take_milliseconds() -> None:
-    # DESIGN asks for 20 ms with 1,024 x 16, benchmarked in benchmarks/; here only that it is not seconds.
-    found = np.random.default_rng(5).uniform(90, 100, (16, 1024))
-    started = time.perf_counter()
-    tables.compute(found, tuple(range(16)), documents.Control())
-    assert time.perf_counter() - started < 1.0
 
 
 def test_lookup_carries_lengths_forward() -> None:

@@ -86,14 +86,12 @@ def test_closing_lets_the_engine_shut_down_in_order(log: Path) -> None:
     process.close()  # again, which is no trouble
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [("arguments", "no."), ("start", "no."), ("unsupported", "no. Install another.")],
-)
-def test_refusal_says_why_and_the_process_lives_on(process: EngineProcess, kind: str, told: str) -> None:
-    with pytest.raises(RefusedError) as caught:
-        ask(process, "refuse", kind, "no.")
-    assert (caught.value.kind, str(caught.value)) == (kind, told)
+def test_refusal_says_why_and_the_process_lives_on(process: EngineProcess) -> None:
+    refusals = {"arguments": "no.", "start": "no.", "unsupported": "no. Install another."}
+    for kind, told in refusals.items():
+        with pytest.raises(RefusedError) as caught:
+            ask(process, "refuse", kind, "no.")
+        assert (caught.value.kind, str(caught.value)) == (kind, told)
     assert len(ask(process, "count", "2")) == 2
 
 
@@ -104,6 +102,7 @@ def test_exit_is_told_with_its_code_and_the_last_words(process: EngineProcess) -
     error = lost(process, "exit", "3")
     assert error.what == "the engine died: with exit code 3"
     assert error.last_words == "the reason"
+    assert lost(process, "count", "1").what == error.what  # and again, whoever asks
 
 
 @pytest.mark.parametrize(
@@ -119,15 +118,14 @@ def test_signal_is_told_by_name(process: EngineProcess, name: str, told: str) ->
 
 def test_hung_engine_is_told_and_gone_at_once(process: EngineProcess) -> None:
     ask(process, "count", "1")
-    began = time.monotonic()
-    assert lost(process, "sleep", "60", timeout=0.3).what == "the engine hung: nothing heard for 0.3 s"
-    assert time.monotonic() - began < 5
+    assert lost(process, "sleep", "600", timeout=0.3).what == "the engine hung: nothing heard for 0.3 s"
     assert not alive(process.pid)
 
 
 def test_timeout_counts_from_answer_to_answer(process: EngineProcess) -> None:
-    # 1.2 s in all, with no more than 0.3 s of silence.
-    assert len(ask(process, "tick", "4", "0.3", timeout=1.0)) == 4
+    ask(process, "count", "1")  # it is up
+    # 1.5 s in all, with no more than 0.3 s of silence.
+    assert len(ask(process, "tick", "5", "0.3", timeout=1.2)) == 5
 
 
 def test_closed_pipe_of_a_living_process_is_told(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +141,6 @@ def test_engine_that_raises_is_lost_with_the_first_line_of_its_error(process: En
     assert error.what == "the engine failed: RuntimeError: CUDA error: an illegal memory access"
     assert error.last_words.splitlines()[0] == "Traceback (most recent call last):"
     assert "TORCH_USE_CUDA_DSA" in error.last_words
-
-
-def test_asking_a_dead_process_tells_its_death(process: EngineProcess) -> None:
-    lost(process, "exit", "3")
-    assert lost(process, "count", "1").what == "the engine died: with exit code 3"
 
 
 def test_last_words_are_bounded(process: EngineProcess, log: Path) -> None:

@@ -1,12 +1,13 @@
 """Which steps count, on an engine whose steps cost what its rules say, and no model behind it.
 
 A step takes 10 ms, 1 ms per request, 2 ms per draft token that each request verifies and 1 ms per token that
-is drafted for the next. A prompt adds 5 ms to its own step and, as with asynchronous scheduling, 7 ms to the
-step before it.
+is drafted for the next. A prompt adds 5 ms to its own step, 7 ms to the one before it, as with asynchronous
+scheduling, and 2 ms to the one after it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,19 +33,22 @@ class Running:
 class Engine:
     """Stands in for ``DrivenEngine``: requests join two steps after they were added."""
 
-    def __init__(self, *, capacity: int = 64, lifetime: int = 10_000, spans: bool = False) -> None:
+    def __init__(
+        self, *, capacity: int = 64, lifetimes: tuple[int, ...] = (10_000,), spans: bool = False
+    ) -> None:
         self.log = StepLog()
         self.measures_gpu_span = spans
         self.asynchronous = True
         self.tap = self
         self.aborted = 0
         self.unused_lengths: set[int] = set()
-        self._capacity, self._lifetime = capacity, lifetime
+        self._capacity, self._lifetimes = capacity, itertools.cycle(lifetimes)
         self._running: list[Running] = []
         self._waiting: list[Running] = []
         self._joining: list[Running] = []
         self._length = self._proposed = 0
         self._since_change = 0
+        self._after_prompt = False
         self._number = 0
 
     def set_draft_length(self, length: int) -> None:
@@ -52,7 +56,7 @@ class Engine:
         self._length = length
 
     def add(self, token_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool) -> None:
-        self._waiting.append(Running(len(token_ids), min(max_tokens, self._lifetime)))
+        self._waiting.append(Running(len(token_ids), min(max_tokens, next(self._lifetimes))))
 
     @property
     def unfinished(self) -> int:
@@ -91,7 +95,8 @@ class Engine:
                 + self._length
                 + warming
                 + 5.0 * bool(joined)
-                + 7.0 * bool(self._joining),
+                + 7.0 * bool(self._joining)
+                + 2.0 * self._after_prompt,
                 batch_size=len(self._running),
                 drafted_tokens=verified * len(decoding),
                 prompt_tokens=sum(request.prompt_tokens - 1 for request in joined),
@@ -107,7 +112,7 @@ class Engine:
             request.left -= 1 if request.new else 1 + min(verified, 1)
             request.new = False
         self._running = [request for request in self._running if request.left > 0]
-        self._proposed = self._length
+        self._proposed, self._after_prompt = self._length, bool(joined)
         self._since_change += 1
         self._number += 1
 
@@ -145,9 +150,11 @@ def test_counted_steps_are_pure_settled_and_warm(batch_size: int) -> None:
 
 
 def test_steps_next_to_a_prompt_do_not_count() -> None:
-    # Requests end after 12 tokens, one or two a step; each is replaced by one with a prompt.
-    for cell in cells(timed(Engine(lifetime=12), 3, 0, 1, steps=4)):
+    # Requests end after 15 to 40 tokens, now one and now another, and each is replaced by one with a prompt.
+    engine = Engine(lifetimes=(15, 40, 23, 31))
+    for cell in cells(timed(engine, 3, 0, 1, steps=20)):
         assert {sample.interval_ms for sample in cell.samples} == {pure_ms(3, cell.draft_length)}
+    assert sum(step.new_requests > 0 for step in engine.log.steps) > 2
 
 
 def test_each_visit_is_announced_before_it_is_timed() -> None:
@@ -213,10 +220,10 @@ def test_length_that_is_not_used_is_unreachable() -> None:
 
 
 def test_prompt_costs_what_it_adds_to_the_steps_around_it() -> None:
-    # 7 ms in the step before its own, 5 ms in its own and 1 ms there for one request more.
+    # 7 ms before, 5 in its own step and 1 there for one request more, 2 after.
     engine = Engine()
     found = sweep(engine).time_prompts(messages.TimePrompts(4, 1, 50, 3, PROMPTS))
-    assert found.added_ms == pytest.approx((13.0, 13.0, 13.0))
+    assert found.added_ms == pytest.approx((15.0, 15.0, 15.0))
     assert engine.aborted == 1
 
 

@@ -1,0 +1,34 @@
+"""What a benchmark ran on, for its result file."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+
+def conditions(*distributions: str) -> dict[str, Any]:
+    """Return machine, versions, date and command of this run."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.orig_argv),
+        "machine": {
+            "processor": _processor(),
+            "cpus": os.cpu_count(),
+            "load_before": os.getloadavg()[0],
+            "system": platform.platform(),
+        },
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in distributions},
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:  # noqa: PTH123
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
