@@ -51,12 +51,20 @@ clean: ## Remove everything that these commands made, .venv and the model too
 ##@ Develop
 
 .PHONY: test
-test: model ## Run all tests, those on the real engine last
+test: lint check-lock test-core model ## Everything that CI runs: lint, pins, core alone, all tests (the engine's last)
 	$(BIN)/pytest
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that start no engine
 	$(BIN)/pytest -m "not engine"
+
+.PHONY: test-engine
+test-engine: model ## Run the tests on the real engine
+	$(BIN)/pytest -m engine
+
+.PHONY: test-core
+test-core: setup ## Test core and plugin alone, as they are beside a user's own vLLM, on the newest Python
+	bash tools/test-core.sh
 
 .PHONY: lint
 lint: setup ## Check style, types, the layers' contracts and the generated pages
