@@ -70,8 +70,8 @@ class CountAcceptance:
 
     draft_length: int
     prompts: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    """Most output tokens per prompt."""
+    max_tokens: tuple[int, ...]
+    """Most output tokens of each prompt."""
     concurrency: int
 
 

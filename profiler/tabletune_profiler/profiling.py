@@ -193,6 +193,7 @@ class _Run:
         self._configured: messages.Configured
         self._plan: Plan
         self._token_ids: tuple[tuple[int, ...], ...] = ()
+        self._max_tokens: tuple[int, ...] = ()
         self._has_text = True
         self.seconds_start = self.seconds_sweep = self.seconds_counted = 0.0
 
@@ -435,29 +436,39 @@ class _Run:
         except EngineLostError as error:
             raise EngineError(f"{error.what}\n{error.last_words}") from error
         assert isinstance(answer, messages.Tokenized)
-        room = self._configured.max_model_len - self._request.options.acceptance_tokens
+        tokens = self._request.options.acceptance_tokens
+        max_tokens = [prompt.max_tokens or tokens for prompt in self._request.prompts]
+        room = self._configured.max_model_len - tokens
         token_ids = answer.token_ids
         if not any(token_ids):
             self._has_text = False
             self._reporter.warn("The engine has no tokenizer, so random tokens stand in for the prompts.")
             length = max(0, min(NO_TOKENIZER_PROMPT_TOKENS, room))
             token_ids = planning.sweep_prompts((), length, self._configured.vocabulary, count=len(token_ids))
-        fitting = tuple(ids for ids in token_ids if 0 < len(ids) <= room)
+        fitting = [
+            (ids, most)
+            for ids, most in zip(token_ids, max_tokens, strict=True)
+            if 0 < len(ids) <= self._configured.max_model_len - most
+        ]
         if not fitting:
             raise InputError(
-                f"No prompt fits: with {self._request.options.acceptance_tokens} output tokens it may have"
-                f" {room} tokens (--max-model-len {self._configured.max_model_len})."
+                f"No prompt fits: with {tokens} output tokens it may have {room} tokens (--max-model-len"
+                f" {self._configured.max_model_len})."
             )
         if left_out := len(token_ids) - len(fitting):
-            self._reporter.warn(f"{left_out} prompts are longer than {room} tokens and left out.")
-        self._token_ids = fitting
+            self._reporter.warn(
+                f"{left_out} prompts are left out: with their output they are longer than --max-model-len"
+                f" {self._configured.max_model_len}."
+            )
+        self._token_ids = tuple(ids for ids, _ in fitting)
+        self._max_tokens = tuple(most for _, most in fitting)
 
     def _count_acceptance(self) -> None:
         options = self._request.options
         command = messages.CountAcceptance(
             draft_length=max(self._plan.draft_lengths),
             prompts=self._token_ids,
-            max_tokens=options.acceptance_tokens,
+            max_tokens=self._max_tokens,
             concurrency=min(options.acceptance_concurrency, self._configured.fingerprint.max_num_seqs),
         )
         for attempt in (1, 2):

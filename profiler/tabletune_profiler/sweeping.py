@@ -100,14 +100,15 @@ class Sweep:
         """Complete all prompts and yield the counts; requests end by themselves here, as in serving."""
         engine, log = self._engine, self._log
         engine.set_draft_length(command.draft_length)
-        waiting = list(reversed(command.prompts))
+        waiting = list(reversed(list(zip(command.prompts, command.max_tokens, strict=True))))
         drafted = np.zeros(command.draft_length, np.int64)
         accepted = np.zeros(command.draft_length, np.int64)
         requests_drafted = requests_decoded = 0
         try:
             while waiting or engine.busy:
                 while waiting and engine.unfinished < command.concurrency:
-                    engine.add(waiting.pop(), command.max_tokens, ignore_eos=False)
+                    prompt, max_tokens = waiting.pop()
+                    engine.add(prompt, max_tokens, ignore_eos=False)
                 log.steps.clear()
                 engine.step()
                 for step in log.steps:

@@ -99,7 +99,7 @@ def test_options_reach_the_plan_and_the_document(
     engine: ScriptedEngine, output: Path, tmp_path: Path
 ) -> None:
     mine = tmp_path / "mine.jsonl"
-    mine.write_text('{"prompt": "One"}\n{"prompt": "Two"}\n{"prompt": "Three"}\n')
+    mine.write_text('{"prompt": "One"}\n{"prompt": "Two", "max_tokens": 7}\n{"prompt": "Three"}\n')
     engine.configured = engines.configured(draft_lengths=(0, 2))
     result = profile(
         output,
@@ -110,7 +110,7 @@ def test_options_reach_the_plan_and_the_document(
     assert result.exit_code == ExitCode.OK, result.output
     document = documents.parse(output.read_bytes())
     assert engine.asked_for(messages.Configure)[0].draft_lengths == (2,)
-    assert engine.asked_for(messages.CountAcceptance)[0].max_tokens == 50
+    assert engine.asked_for(messages.CountAcceptance)[0].max_tokens == (50, 7, 50)
     assert document.acceptance.prompts == 3
     assert document.profile.context_length == 300
     assert (document.engine.prompt_tokens, document.engine.output_tokens) == (900, 40)

@@ -210,7 +210,7 @@ def test_acceptance_runs_at_the_longest_length_within_max_num_seqs(tmp_path: Pat
     engine = ScriptedEngine()
     take(engine, tmp_path, acceptance_tokens=50)
     (command,) = engine.asked_for(messages.CountAcceptance)
-    assert (command.draft_length, command.max_tokens, command.concurrency) == (2, 50, 8)
+    assert (command.draft_length, command.max_tokens, command.concurrency) == (2, (50, 50), 8)
     assert command.prompts == (engine.tokens,) * 2
 
 

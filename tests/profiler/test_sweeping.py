@@ -240,7 +240,7 @@ def test_acceptance_counts_all_prompts_to_their_end() -> None:
     # 5 prompts of 7 tokens, 2 at a time. A request's first step yields 1 token, each later one 2, its first
     # guess: 1 + 2 · 3. Of 3 decoding steps all but the very first of the run have drafts of 2.
     engine = Engine()
-    command = CountAcceptance(2, PROMPTS * 2 + PROMPTS[:1], 7, 2)
+    command = CountAcceptance(2, PROMPTS * 2 + PROMPTS[:1], (7,) * 5, 2)
     *progress, counted = list(sweep(engine).count_acceptance(command))
     assert isinstance(counted, messages.AcceptanceCounted)
     assert counted.requests_decoded == 5 * 3
@@ -255,7 +255,7 @@ def test_acceptance_counts_all_prompts_to_their_end() -> None:
 def test_acceptance_keeps_the_concurrency_asked_for() -> None:
     engine = Engine()
     seen = []
-    for _ in sweep(engine).count_acceptance(CountAcceptance(1, PROMPTS * 4, 9, 3)):
+    for _ in sweep(engine).count_acceptance(CountAcceptance(1, PROMPTS * 4, (9,) * 4 * len(PROMPTS), 3)):
         seen.append(engine.unfinished)
     assert max(seen) <= 3
 
