@@ -1,8 +1,8 @@
 """Takes a profile: asks the engine process for one measurement after the other, and survives its deaths.
 
-``commands.profile`` calls :func:`take`. All that was measured is in a :class:`_State` at any time, which
-goes to disk after every batch size, so that an interrupt or a kill costs at most that one. While the disk
-is full, the profile goes on in memory.
+``commands.profile`` calls :func:`take`. All that was measured is in a :class:`~states.State` at any time,
+which goes to disk after every batch size, so that an interrupt or a kill costs at most that one. While
+the disk is full, the profile goes on in memory.
 
 Rules for an engine that dies, hangs or fails:
 
@@ -20,9 +20,9 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -31,19 +31,16 @@ from tabletune.documents import (
     Acceptance,
     Control,
     Document,
-    ExcludedCell,
-    Graph,
-    Measure,
-    MixedStep,
     Profile,
 )
 from tabletune_plugin.engine.facts import Severity
-from tabletune_profiler import cells, checking, messages, partials, planning, verifying
+from tabletune_profiler import cells, checking, messages, partials, planning, results, states, verifying
 from tabletune_profiler.exit_codes import EngineError, InputError, NotServableError, OutputError
 from tabletune_profiler.partials import CellRecord, MixedRecord, Partial
 from tabletune_profiler.planning import Column, MixedCell, Options, Plan
 from tabletune_profiler.progress import Reporter
 from tabletune_profiler.prompts import Prompt
+from tabletune_profiler.states import State
 from tabletune_profiler.supervising import EngineLostError, EngineProcess, RefusedError
 from tabletune_profiler.verifying import VerifiedCell
 
@@ -59,8 +56,6 @@ LEAST_VERIFY_SECONDS = 2.0
 """Seconds of pure steps that any batch size is verified for."""
 CONFIGURE_TIMEOUT = 600.0
 """Seconds to import vLLM and to read a model's configuration."""
-OUT_OF_TIME = "--time-budget"
-"""How the reason of a cell starts that there was no time for."""
 LAST_WORDS_IN_DOCUMENT = 800
 """Characters of an engine's last words that go into a document's reason."""
 
@@ -84,61 +79,6 @@ class Request:
     verify_seconds: float | None = None
     """Seconds to serve each constant length for at one request, to compare with the prediction; larger
     batches take less. ``None``: do not."""
-
-
-@dataclass
-class _State:
-    """What is known so far; its stored form is :class:`Partial`."""
-
-    acceptance: partials.AcceptanceRecord | None = None
-    cells: dict[tuple[int, int], CellRecord] = field(default_factory=dict)
-    mixed: dict[MixedCell, MixedRecord] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, partial: Partial) -> _State:
-        return cls(
-            acceptance=partial.acceptance,
-            # What the earlier run had no time for is this one's to do.
-            cells={
-                (cell.batch_size, cell.draft_length): cell
-                for cell in partial.cells
-                if not cell.excluded.startswith(OUT_OF_TIME)
-            },
-            mixed={
-                MixedCell(record.batch_size, record.draft_length, record.prompt_tokens): record
-                for record in partial.mixed
-            },
-        )
-
-    def add_samples(self, timed: messages.CellTimed) -> None:
-        key = (timed.batch_size, timed.draft_length)
-        earlier = self.cells.get(key)
-        self.cells[key] = CellRecord(
-            batch_size=timed.batch_size,
-            draft_length=timed.draft_length,
-            samples=(*(earlier.samples if earlier else ()), *partials.rows(timed.samples)),
-            visits=1 + (earlier.visits if earlier else 0),
-        )
-
-    def visits_left(self, column: Column) -> tuple[int, ...]:
-        """Return the visits of ``column`` that were not made yet, in their order."""
-        left = []
-        made = {k: cell.visits for (b, k), cell in self.cells.items() if b == column.batch_size}
-        for length in column.visits:
-            record = self.cells.get((column.batch_size, length))
-            if record is not None and record.excluded:
-                continue
-            if made.get(length, 0) > 0:
-                made[length] -= 1
-            else:
-                left.append(length)
-        return tuple(left)
-
-    def exclude(self, batch_size: int, draft_length: int, reason: str, *, fatal: bool = False) -> None:
-        """Leave the cell out; samples that it has stay on disk."""
-        earlier = self.cells.get((batch_size, draft_length))
-        record = earlier or CellRecord(batch_size=batch_size, draft_length=draft_length)
-        self.cells[batch_size, draft_length] = record.model_copy(update={"excluded": reason, "fatal": fatal})
 
 
 @dataclass(frozen=True)
@@ -189,7 +129,7 @@ class _Run:
         self._restarts = 0
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._unsaved = False
-        self._state = _State()
+        self._state = State()
         self._configured: messages.Configured
         self._plan: Plan
         self._token_ids: tuple[tuple[int, ...], ...] = ()
@@ -232,7 +172,7 @@ class _Run:
                 " and the profile starts anew."
             )
             return
-        self._state = _State.of(partial)
+        self._state = State.of(partial)
         self._reporter.note(
             f"Going on from {self._partial_path}: {len(self._state.cells)} cells are measured already."
         )
@@ -284,14 +224,14 @@ class _Run:
     def document(self, created_at: datetime) -> Document:
         """Return the document of what was measured; raises :class:`EngineError` where that is too little."""
         assert self._state.acceptance is not None
-        profile = _profile(self._plan, self._state, self._configured, self._request.options)
+        profile = results.profile(self._plan, self._state, self._configured, self._request.options)
         if all(time is None for row in profile.step_time_ms for time in row):
             reasons = sorted({cell.reason for cell in profile.excluded})
             raise EngineError(
                 f"No cell could be timed: {'; '.join(reasons[:3])}. Remove {self._partial_path} to try all"
                 " cells again."
             )
-        counted = _acceptance(
+        counted = results.counted_acceptance(
             self._state.acceptance,
             len(self._request.prompts),
             uniform_drafts=self._configured.uniform_drafts,
@@ -528,7 +468,7 @@ class _Run:
             if steps is None:
                 for length in dict.fromkeys(column.visits):
                     if (column.batch_size, length) not in self._state.cells:
-                        reason = f"{OUT_OF_TIME} {self._request.time_budget:g} s was used up"
+                        reason = f"{states.OUT_OF_TIME} {self._request.time_budget:g} s was used up"
                         self._state.exclude(column.batch_size, length, reason)
             else:
                 self._time_column(column, steps, done)
@@ -601,7 +541,7 @@ class _Run:
 
     def _wide_columns(self) -> list[Column]:
         """Return the cells whose time is not sure enough to tell lengths apart, by batch size."""
-        profile_cells = _cells(self._state, self._configured)
+        profile_cells = results.timed_cells(self._state, self._configured)
         wide = []
         for column in self._plan.columns:
             visits = tuple(
@@ -670,109 +610,3 @@ class _Run:
                 f"The engine ran other CUDA graphs than expected of its settings in {len(unexpected)} cells"
                 f" ({', '.join(unexpected[:5])}…); times between measured batch sizes are less sure."
             )
-
-
-def _cells(state: _State, configured: messages.Configured) -> dict[tuple[int, int], cells.Cell]:
-    """Return the numbers of every cell that has samples, by (batch size, draft length)."""
-    timed = {
-        key: partials.samples(record)
-        for key, record in state.cells.items()
-        if record.samples and not record.excluded
-    }
-    measure = _measure(timed)
-    found: dict[tuple[int, int], cells.Cell] = {}
-    for (batch_size, length), samples in sorted(timed.items(), key=lambda item: item[0][1]):
-        if configured.uniform_drafts or length == 0 or state.acceptance is None:
-            cell = cells.summarise(samples, measure)
-        else:
-            record = state.acceptance
-            per_request = sum(record.drafted[:length]) / max(1, record.requests_decoded)
-            off = found.get((batch_size, 0))
-            cell = cells.summarise_varying(
-                samples, measure, batch_size * per_request, off.step_time_ms if off else None
-            )
-        if cell is not None:
-            found[batch_size, length] = cell
-    return found
-
-
-def _measure(timed: Mapping[tuple[int, int], Sequence[messages.Sample]]) -> Measure:
-    return cells.measure_of([sample for samples in timed.values() for sample in samples])
-
-
-def _profile(plan: Plan, state: _State, configured: messages.Configured, options: Options) -> Profile:
-    """Return the grids of ``state`` in the order of ``plan``."""
-    found = _cells(state, configured)
-    measure = _measure({key: partials.samples(record) for key, record in state.cells.items()})
-    without_graphs = configured.fingerprint.cudagraph_mode == "NONE"
-
-    def grid(value: Callable[[cells.Cell], object], missing: object) -> tuple[tuple[object, ...], ...]:
-        return tuple(
-            tuple(
-                value(found[batch_size, length]) if (batch_size, length) in found else missing
-                for batch_size in plan.batch_sizes
-            )
-            for length in plan.draft_lengths
-        )
-
-    return Profile.model_validate(
-        {
-            "batchSizes": plan.batch_sizes,
-            "draftLengths": plan.draft_lengths,
-            "measure": measure,
-            "stepTimeMs": grid(lambda cell: round(cell.step_time_ms, 4), None),
-            "intervalMs": grid(lambda cell: round(cell.interval_ms, 4), None)
-            if measure is Measure.GPU_SPAN
-            else (),
-            "spreadMs": grid(lambda cell: round(cell.spread_ms, 4), None),
-            "samples": grid(lambda cell: cell.samples, 0),
-            "graph": grid(lambda cell: Graph.NONE if without_graphs else cell.graph, None),
-            "contextLength": options.context_length,
-            "mixed": tuple(_mixed_steps(state, found)),
-            "excluded": tuple(
-                ExcludedCell(
-                    batch_size=batch_size,
-                    draft_length=length,
-                    reason=state.cells[batch_size, length].excluded or "none of its steps has a GPU span",
-                    fatal=state.cells[batch_size, length].fatal,
-                )
-                for length in plan.draft_lengths
-                for batch_size in plan.batch_sizes
-                if (batch_size, length) not in found
-            ),
-        }
-    )
-
-
-def _mixed_steps(state: _State, found: dict[tuple[int, int], cells.Cell]) -> Iterator[MixedStep]:
-    for cell, record in state.mixed.items():
-        pure = found.get((cell.batch_size, cell.draft_length))
-        if pure is None or not record.added_ms:
-            continue
-        # A prompt that the noise makes free still takes the pure step's time.
-        added = max(0.0, statistics.median(record.added_ms))
-        yield MixedStep(
-            batch_size=cell.batch_size,
-            draft_length=cell.draft_length,
-            prompt_tokens=cell.prompt_tokens,
-            step_time_ms=round(pure.step_time_ms + added, 4),
-            samples=len(record.added_ms),
-        )
-
-
-def _acceptance(record: partials.AcceptanceRecord, prompts: int, *, uniform_drafts: bool) -> Acceptance:
-    """Return the document's acceptance.
-
-    A draft that the drafter itself cut short was not accepted beyond its end, so all positions are over
-    the same drafts: the longest length was in force throughout (``acceptance.survival`` says why).
-    """
-    drafted = (record.requests_drafted,) * len(record.accepted)
-    # A drafter that is a model drafts in every step but a request's first, which belongs to its prompt.
-    rate = 1.0 if uniform_drafts else record.requests_drafted / max(1, record.requests_decoded)
-    return Acceptance(
-        survival=acceptance.survival(drafted, record.accepted),
-        drafted=drafted,
-        accepted=record.accepted,
-        proposal_rate=min(1.0, rate),
-        prompts=prompts,
-    )

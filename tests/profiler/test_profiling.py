@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tabletune import documents, tables
 from tabletune.documents import Document, Graph, Measure
 from tabletune_plugin.engine.facts import Obstacle, Severity
-from tabletune_profiler import exit_codes, files, messages, partials, profiling
+from tabletune_profiler import exit_codes, files, messages, partials, profiling, states
 from tabletune_profiler.exit_codes import CommandError, EngineError, InputError, NotServableError, OutputError
 from tabletune_profiler.messages import Sample
 from tabletune_profiler.partials import CellRecord, Partial
@@ -521,7 +521,7 @@ def test_interrupted_profile_goes_on_and_ends_as_an_uninterrupted_one(
 def test_visits_left_are_those_not_made_yet_in_their_order(
     made: dict[int, int], left: tuple[int, ...]
 ) -> None:
-    state = profiling._State(
+    state = states.State(
         cells={
             (4, length): CellRecord(batch_size=4, draft_length=length, visits=visits)
             for length, visits in made.items()
@@ -532,7 +532,7 @@ def test_visits_left_are_those_not_made_yet_in_their_order(
 
 
 def test_no_visit_is_left_to_a_cell_that_is_left_out() -> None:
-    state = profiling._State(
+    state = states.State(
         cells={(4, 1): CellRecord(batch_size=4, draft_length=1, visits=1, excluded="it died", fatal=True)}
     )
     assert state.visits_left(Column(4, (1, 0, 0, 1))) == (0, 0)
