@@ -93,11 +93,13 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process: by asking, then by force."""
-        with contextlib.suppress(OSError, BrokenPipeError):
-            self._pipe.send(messages.Shutdown())
-        self._process.join(SHUTDOWN_SECONDS)
-        self._kill()
-        self._pipe.close()
+        try:
+            with contextlib.suppress(OSError, BrokenPipeError):
+                self._pipe.send(messages.Shutdown())
+            self._process.join(SHUTDOWN_SECONDS)
+        finally:  # also at a second Ctrl-C, from somebody who will not wait for that
+            self._kill()
+            self._pipe.close()
 
     def _kill(self) -> None:
         """End the process and its workers. Asking it first would wait for what hangs."""

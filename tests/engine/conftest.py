@@ -9,7 +9,7 @@ import pytest
 from tabletune_profiler import prompts
 
 PROMPTS = 8
-MOST_CHARACTERS = 500
+MOST_CHARACTERS = 400
 """So that they fit into the length that the engines of these tests are started with."""
 
 

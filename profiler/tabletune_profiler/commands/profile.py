@@ -163,9 +163,11 @@ def profile(
         try:
             outcome = profiling.take(request, reporter, lambda: datetime.now(UTC))
         except KeyboardInterrupt:
+            kept = partials.path_of(output)
             raise StoppedError(
-                f"Stopped. What was measured is in {partials.path_of(output)}; the same command goes on from"
-                " it."
+                f"Stopped. What was measured is in {kept}; the same command goes on from it."
+                if kept.exists()
+                else "Stopped before anything was measured."
             ) from None
         files.write(output, documents.dump(outcome.document))
         partials.path_of(output).unlink(missing_ok=True)
