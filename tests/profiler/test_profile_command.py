@@ -145,6 +145,14 @@ def test_interrupt_ends_with_5_and_a_rerun_goes_on(engine: ScriptedEngine, outpu
     assert len(engine.visits) == 12
 
 
+def test_interrupt_before_anything_was_measured_says_so(engine: ScriptedEngine, output: Path) -> None:
+    engine.faults["configure"] = [KeyboardInterrupt()]
+    result = profile(output)
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert "Stopped before anything was measured." in result.stderr
+    assert names(output.parent) == set()
+
+
 def test_sigterm_ends_as_an_interrupt_does(engine: ScriptedEngine, output: Path) -> None:
     def terminated(batch_size: int, length: int, steps: int) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)

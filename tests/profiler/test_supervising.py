@@ -174,6 +174,20 @@ def test_engine_that_does_not_end_when_asked_is_killed(log: Path, monkeypatch: p
     assert log.read_text() == ""
 
 
+def test_second_interrupt_ends_a_hung_engine_at_once(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(timeout: float) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    next(process.ask(tell("sleep", "60"), TIMEOUT))
+    monkeypatch.setattr(process._process, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.close()
+    assert not alive(process.pid)
+
+
 @pytest.mark.parametrize("ending", ["in order", "SIGKILL"])
 def test_workers_end_with_the_engine(process: EngineProcess, ending: str) -> None:
     (answer,) = ask(process, "start a worker")
