@@ -136,15 +136,22 @@ def _whole_second(moment: datetime) -> datetime:
 Timestamp = Annotated[
     AwareDatetime, AfterValidator(_whole_second), PlainSerializer(_utc_text, return_type=str)
 ]
+# Numbers are strict: a number in quotes or a boolean in its place is somebody's mistake. A float may be
+# written as an integer.
 UnsignedZero = AfterValidator(lambda value: value + 0.0)
 """Turns -0.0 into 0.0: they are equal, so they must be equal bytes."""
-BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)]
-DraftLength = Annotated[int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Milliseconds = Annotated[float, Field(gt=0, le=3_600_000, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), UnsignedZero]
-Goodput = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False), UnsignedZero]
-Gain = Annotated[float, Field(ge=-1, allow_inf_nan=False), UnsignedZero]
+BatchSize = Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_SIZE)]
+DraftLength = Annotated[int, Field(strict=True, ge=0, le=MAX_DRAFT_LENGTH)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=2**31)]
+EngineSize = Annotated[int, Field(strict=True, ge=1, le=4_096)]
+Flag = Annotated[bool, Field(strict=True)]
+MIN_MILLISECONDS = 1e-6
+"""A nanosecond: no step is faster, and goodput, which divides by times, stays finite."""
+Milliseconds = Annotated[float, Field(strict=True, ge=MIN_MILLISECONDS, le=3_600_000, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), UnsignedZero]
+Goodput = Annotated[float, Field(strict=True, ge=0, le=1e12, allow_inf_nan=False), UnsignedZero]
+Gain = Annotated[float, Field(strict=True, ge=-1, allow_inf_nan=False), UnsignedZero]
 Text = Annotated[str, Field(max_length=4_096)]
 Range = tuple[BatchSize, BatchSize, DraftLength]
 """``(first, last, K)``, both ends included: vLLM's own form of a table entry."""
@@ -174,7 +181,7 @@ class Fingerprint(Model):
 
     gpu: Text
     """Product name as the driver gives it, or the processor's where vLLM runs on the CPU."""
-    gpu_count: Annotated[int, Field(ge=0, le=4_096)]
+    gpu_count: Annotated[int, Field(strict=True, ge=0, le=4_096)]
     """GPUs that one engine uses; 0 on the CPU."""
     driver: Text
     """Driver version; empty on the CPU."""
@@ -194,21 +201,19 @@ class Fingerprint(Model):
     """Data type of weights and activations."""
     quantization: Text = ""
     """Quantization method; empty for none."""
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=4_096)] = 1
+    tensor_parallel_size: EngineSize = 1
     """Tensor parallel size."""
-    pipeline_parallel_size: Annotated[int, Field(ge=1, le=4_096)] = 1
+    pipeline_parallel_size: EngineSize = 1
     """Pipeline parallel size."""
     max_num_seqs: BatchSize
     """Most requests in one step, hence the last batch size of the table."""
-    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    max_num_batched_tokens: Tokens
     """Most tokens in one step."""
-    async_scheduling: bool
+    async_scheduling: Flag
     """Whether the engine schedules a step while the previous one runs."""
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
     """The mode in force, which vLLM may have changed from what was asked for."""
-    cudagraph_capture_sizes: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=2**31)], ...], Field(max_length=4_096)
-    ]
+    cudagraph_capture_sizes: Annotated[tuple[Tokens, ...], Field(max_length=4_096)]
     """Token counts with a captured graph, ascending; empty without graphs."""
 
 
@@ -219,7 +224,7 @@ class MixedStep(Model):
     """Requests that decode in the step; the prompt's own request comes on top."""
     draft_length: DraftLength
     """Draft tokens per decoding request."""
-    prompt_tokens: Annotated[int, Field(ge=1, le=2**31)]
+    prompt_tokens: Tokens
     """Prompt tokens that share the step."""
     step_time_ms: Milliseconds
     """Pure step's time plus all that the prompt added to the steps around it; median."""
@@ -236,11 +241,11 @@ class ExcludedCell(Model):
     """Draft length."""
     reason: Text
     """Why there is no time, with the engine's last words where it died."""
-    fatal: bool = False
+    fatal: Flag = False
     """Whether the engine died or hung there, or is known to: tables then keep off the length around it."""
 
 
-Spread = Annotated[float, Field(ge=0, le=3_600_000, allow_inf_nan=False), UnsignedZero]
+Spread = Annotated[float, Field(strict=True, ge=0, le=3_600_000, allow_inf_nan=False), UnsignedZero]
 CellT = TypeVar("CellT")
 Row = Annotated[tuple[CellT, ...], Field(max_length=MAX_GRID_POINTS)]
 Grid = Annotated[tuple[Row[CellT], ...], Field(max_length=MAX_DRAFT_LENGTH + 1)]
@@ -266,7 +271,7 @@ class Profile(Model):
     """Steps timed in each cell."""
     graph: Grid[Graph | None]
     """Kind of CUDA graph of each cell's steps."""
-    context_length: Annotated[int, Field(ge=1, le=2**31)]
+    context_length: Tokens
     """Tokens of context per request at which the steps were timed."""
     mixed: Annotated[tuple[MixedStep, ...], Field(max_length=4_096)] = ()
     """Steps shared with a prompt."""
@@ -387,9 +392,11 @@ class BatchSizesWithoutGraph(Model):
 class EngineAdvice(Model):
     """Engine settings to serve with. Unset settings may stay as they are."""
 
-    cudagraph_capture_sizes: Annotated[tuple[int, ...], Field(max_length=4_096)] = ()
+    cudagraph_capture_sizes: Annotated[
+        tuple[Annotated[int, Field(strict=True)], ...], Field(max_length=4_096)
+    ] = ()
     """Token counts to capture graphs for; empty: leave."""
-    max_cudagraph_capture_size: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    max_cudagraph_capture_size: Annotated[int, Field(strict=True, ge=0, le=2**31)] | None = None
     """The largest of them."""
     cudagraph_mode: Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None = (
         None
@@ -397,9 +404,9 @@ class EngineAdvice(Model):
     """Mode for the user's mix of prompts and outputs; unset: leave."""
     max_num_seqs: BatchSize | None = None
     """Most requests per step, so that every batch size finds a full graph; unset: leave."""
-    prompt_tokens: Annotated[int, Field(ge=1, le=2**31)] = 256
+    prompt_tokens: Tokens = 256
     """Prompt length that the gains are predicted for."""
-    output_tokens: Annotated[int, Field(ge=1, le=2**31)] = 256
+    output_tokens: Tokens = 256
     """Output length that the gains are predicted for."""
     predicted_gain: Gain | None = None
     """Predicted gain of all changes together; unset where it was not measurable."""
@@ -418,9 +425,11 @@ class Control(Model):
 
     mode: Mode = Mode.FOLLOW
     """What the plugin does: only watch, follow this document, or correct the table from live traffic."""
-    half_life: Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)] = 60.0
+    half_life: Annotated[float, Field(strict=True, gt=0, le=86_400, allow_inf_nan=False)] = 60.0
     """Seconds until a live count weighs one half."""
-    prior_drafts: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False), UnsignedZero] = 200.0
+    prior_drafts: Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False), UnsignedZero] = (
+        200.0
+    )
     """How many live drafts the document's survival weighs as much as."""
     hysteresis: Share = 0.02
     """Smallest predicted gain for which a batch size changes its length; 0.02 is 2%."""
@@ -516,7 +525,7 @@ class Document(Model):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this format."""
-    generation: Annotated[int, Field(ge=1, le=2**53)] = 1
+    generation: Annotated[int, Field(strict=True, ge=1, le=2**53)] = 1
     """Counts up with every change of the table; a pod never goes back on its own."""
     created_at: Timestamp
     """When this generation was computed, UTC."""
@@ -559,6 +568,12 @@ class Document(Model):
                     draft_length,
                     f"must be one of profile.draftLengths, {list(self.profile.draft_lengths)}",
                 )
+            if last > self.fingerprint.max_num_seqs:
+                raise _FaultError(
+                    f"table[{index}]",
+                    [first, last, draft_length],
+                    f"must end at fingerprint.maxNumSeqs, {self.fingerprint.max_num_seqs}, or before",
+                )
             next_first = last + 1
         longest = max(self.profile.draft_lengths)
         if len(self.acceptance.survival) < longest:
@@ -595,12 +610,27 @@ def parse_as(model: type[ModelT], data: bytes | str) -> ModelT:
     size = len(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
     if size > MAX_DOCUMENT_BYTES:
         raise DocumentError([Problem("", f"{size} bytes", f"must be at most {MAX_DOCUMENT_BYTES} bytes")])
+    content = parse_json(data)
+    return validate_as(model, content)
+
+
+def parse_json(data: bytes | str) -> JsonValue:
+    """Return what the JSON in ``data`` says; raises :class:`DocumentError` for what RFC 8259 does not allow
+    or leaves open (a key given twice), and for what would not fit (nesting, numbers of thousands of digits).
+    """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        content = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+        content: JsonValue = json.loads(
+            text, parse_constant=_refuse_constant, parse_int=_integer, object_pairs_hook=_object
+        )
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{error.object[error.start]:02x} at offset {error.start}"
+        raise DocumentError([Problem("", found, "must be text in UTF-8")]) from error
+    except RecursionError as error:
+        raise DocumentError([Problem("", "", "must not be nested so deeply")]) from error
+    except ValueError as error:
         raise DocumentError([Problem("", str(error)[:200], "must be JSON (RFC 8259)")]) from error
-    return validate_as(model, content)
+    return content
 
 
 def validate_as(model: type[ModelT], content: object) -> ModelT:
@@ -610,6 +640,8 @@ def validate_as(model: type[ModelT], content: object) -> ModelT:
         if version != SCHEMA_VERSION or isinstance(version, bool):
             expected = f"must be {SCHEMA_VERSION}, the version this TableTune reads and writes"
             raise DocumentError([Problem("schemaVersion", repr(version)[:80], expected)])
+    if not isinstance(content, dict | BaseModel):
+        raise DocumentError([Problem("", _found(content), "must be a JSON object")])
     try:
         return model.model_validate(content)
     except pydantic.ValidationError as error:
@@ -642,6 +674,29 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
+MAX_DIGITS = 1_000
+"""Digits of an integer that is read at all; Python itself refuses some thousands with advice on Python."""
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits is too large")
+    return int(text)
+
+
+def _object(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is given twice in one object")
+    return content
+
+
+def _found(value: object) -> str:
+    return "null" if value is None else repr(value)[:80]
+
+
 def _problems(error: pydantic.ValidationError) -> Iterable[Problem]:
     for item in itertools.islice(error.errors(include_url=False), MAX_PROBLEMS):
         path = _path(item["loc"])
@@ -649,8 +704,17 @@ def _problems(error: pydantic.ValidationError) -> Iterable[Problem]:
         if isinstance(cause, _FaultError):
             yield Problem(".".join(filter(None, (path, cause.path))), cause.found, cause.expected)
             continue
-        found = "" if item["type"] == "missing" else repr(item["input"])[:80]
-        yield Problem(path, found, item["msg"][0].lower() + item["msg"][1:])
+        found = "" if item["type"] == "missing" else _found(item["input"])
+        yield Problem(path, found, _expected(item["type"], item["msg"]))
+
+
+def _expected(kind: str, message: str) -> str:
+    """Return what is right, in words of JSON where pydantic's are Python's."""
+    if kind == "too_short":
+        return "must have at least one entry"
+    if kind == "model_type":
+        return "must be a JSON object"
+    return message[0].lower() + message[1:]
 
 
 def _path(location: Iterable[int | str]) -> str:

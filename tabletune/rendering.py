@@ -63,7 +63,8 @@ def speculative_config(
     * ``fixed``: no table, since a table alone costs something on some engines; that length.
     * ``off``, or no length above 0: ``None``, since vLLM takes no length 0 without a table.
 
-    Raises :class:`RenderingError` where neither ``base`` nor the document says what the drafter is.
+    Raises :class:`RenderingError` where neither ``base`` nor the document says what the drafter is,
+    and where ``base`` names another method than the one that was profiled.
     """
     length = _longest_length(document)
     if length == 0:
@@ -75,6 +76,7 @@ def speculative_config(
             f" from {document.fingerprint.drafter_method} drafting needs one. Pass the value of"
             " --speculative-config that was profiled."
         )
+    _refuse_other_method(document, config)
     config.pop(TABLE_KEY, None)
     config[LENGTH_KEY] = length
     if isinstance(rates := config.get(SYNTHETIC_RATES_KEY), list):
@@ -82,6 +84,22 @@ def speculative_config(
     if document.recommendation.kind is RecommendationKind.TABLE:
         config[TABLE_KEY] = [list(entry) for entry in document.table]
     return config
+
+
+def _refuse_other_method(document: Document, config: Mapping[str, JsonValue]) -> None:
+    """A table made for one drafter says nothing about another."""
+    # vLLM may put another name in force than the one it was given, so both are the profiled one.
+    profiled = document.fingerprint.drafter_method
+    method = config.get("method")
+    if (
+        method is not None
+        and profiled
+        and method not in (profiled, document.speculative_config.get("method"))
+    ):
+        raise RenderingError(
+            f"The speculative config has the method {str(method)[:80]}, and the table was profiled with"
+            f" {profiled}. Give that one, or profile the other."
+        )
 
 
 def _longest_length(document: Document) -> int:

@@ -108,8 +108,7 @@ class EngineWorker:
             case messages.CountAcceptance():
                 yield from self._sweep.count_acceptance(command)
             case messages.MeasureGoodput():
-                if measured := self._sweep.measure_goodput(command):
-                    yield measured
+                yield from self._sweep.measure_goodput(command)
             case messages.Shutdown():
                 pass
 

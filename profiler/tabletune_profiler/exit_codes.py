@@ -38,6 +38,10 @@ class ExitCode(IntEnum):
         6,
         "The output could not be written (disk full, read-only, no folder). No partial file is left.",
     )
+    BROKEN_PIPE = (
+        141,
+        "Whoever read the output stopped, as head(1) does: ended by SIGPIPE, which a shell tells as 141.",
+    )
     INTERNAL = 70, "A fault in TableTune itself, with its traceback (EX_SOFTWARE of sysexits.h)."
 
 

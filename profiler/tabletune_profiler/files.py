@@ -35,6 +35,7 @@ _REMEDIES = {
     errno.EPERM: "Choose a place that you may write.",
     errno.ENOENT: "The folder does not exist. Create it or choose another.",
     errno.ENOTDIR: "A part of the path is no folder. Choose another place.",
+    errno.ELOOP: "Its links lead in a circle. Choose another place.",
     errno.EISDIR: "It is a folder. Name a file in it.",
 }
 
@@ -93,7 +94,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     :class:`OutputError`, after which the old file is still there and nothing is left beside it.
     """
     try:
-        target = path.resolve()
+        target = resolve(path)
         if target.exists() and not target.is_file():
             with target.open("wb") as file:
                 file.write(data)
@@ -102,6 +103,30 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "")
         raise OutputError(f"{path} could not be written: {error.strerror}. {remedy}".rstrip()) from error
+
+
+def resolve(path: Path) -> Path:
+    """Return where the links of ``path`` lead; raises ``OSError`` where they lead in a circle."""
+    try:
+        target = path.resolve()
+    except RuntimeError as error:  # Python's before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return target
+
+
+def keep_input(source: Path, destination: Path) -> None:
+    """Raise :class:`InputError` where writing ``destination`` would replace the file ``source`` itself."""
+    if destination == STANDARD:
+        return
+    try:
+        read_from = os.fstat(sys.stdin.fileno()) if source == STANDARD else source.stat()
+        written_to = destination.stat()
+    except (OSError, ValueError):  # no such file yet, or an input that is no file
+        return
+    if stat.S_ISREG(written_to.st_mode) and os.path.samestat(read_from, written_to):
+        raise InputError(f"{destination} is the input itself and would be lost. Choose another output.")
 
 
 def _replace(target: Path, data: bytes) -> None:

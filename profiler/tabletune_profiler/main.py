@@ -13,7 +13,8 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer._click.exceptions import NoSuchOption
+from typer.core import TyperCommand, TyperGroup
 
 from tabletune_profiler import consoles
 from tabletune_profiler.commands.check import check
@@ -29,15 +30,35 @@ from tabletune_profiler.exit_codes import CommandError, ExitCode
 
 COMMANDS = (profile, check, table, show, plot, diff, render, validate, schema)
 """In the order of the help. A command is a function: its name, parameters and docstring are the help."""
+ENGINE_COMMANDS = ("profile", "check")
+"""Those that take vLLM's arguments."""
+
+
+class _Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            if self.name in ENGINE_COMMANDS:
+                error.message += ". Put the model and vLLM's arguments after `--`."
+            raise
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with consoles.output_errors():
+            super().format_help(ctx, formatter)
 
 
 class _Group(TyperGroup):
-    def invoke(self, ctx: Any) -> Any:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with consoles.output_errors():
+            super().format_help(ctx, formatter)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            return super().main(*args, **kwargs)
         except CommandError as error:
             consoles.fail(str(error))
-            raise typer.Exit(error.exit_code) from error
+            raise SystemExit(int(error.exit_code)) from error
 
 
 app = typer.Typer(
@@ -67,11 +88,12 @@ def _options(
 
 
 for _command in COMMANDS:
-    app.command()(_command)
+    app.command(cls=_Command)(_command)
 
 
 def run() -> None:
     """Run the command line and exit; the entry point of the ``tabletune`` script."""
+    consoles.prepare()
     try:
         app()
     except Exception:

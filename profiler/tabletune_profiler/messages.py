@@ -88,7 +88,9 @@ class MeasureGoodput:
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
     seconds: float
-    """Time of pure decode steps to measure over."""
+    """Time of pure decode steps to measure over, at least."""
+    complete: int = 0
+    """Prompts to complete, at least: drafters that look into text find more late in an output than early."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,11 @@ class AcceptanceCounted:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """The engine goes on with a command that takes long without an answer."""
+
+
+@dataclass(frozen=True)
 class GoodputMeasured:
     """What a constant length kept, over pure decode steps of exactly the batch size asked for."""
 
@@ -237,6 +244,7 @@ Message = (
     | PromptsTimed
     | AcceptanceProgress
     | AcceptanceCounted
+    | Alive
     | GoodputMeasured
     | Done
     | Failed

@@ -20,10 +20,13 @@ def section(title: str, *parts: RenderableType) -> RenderableType:
 
 
 def grid(*headers: str) -> Table:
-    """Return a table of numbers without lines, to be filled row by row."""
+    """Return a table of numbers without lines, to be filled row by row.
+
+    A number that finds no room goes on in the next line: cut, it would be another number.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right", overflow="fold")
     return table
 
 

@@ -34,7 +34,7 @@ class Options:
     """``None``: 0 to the longest that the drafter is configured for."""
     context_length: int = 256
     """Tokens of context per request around which steps are timed."""
-    steps: int = 24
+    steps: int = 32
     """Steps that count, per cell."""
     repeats: int = 2
     """Most times that a cell with a wide spread is timed again."""

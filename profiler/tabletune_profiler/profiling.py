@@ -79,6 +79,8 @@ class Request:
     verify_seconds: float | None = None
     """Seconds to serve each constant length for at one request, to compare with the prediction; larger
     batches take less. ``None``: do not."""
+    verify_all_prompts: bool = False
+    """Whether each verification also completes every prompt, so that its text is the acceptance run's."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,7 @@ class _Run:
                 self._request.options.acceptance_tokens if self._has_text else planning.SPARE_TOKENS,
                 # Larger batches keep more tokens a second, so they are as sure in less time.
                 max(self._request.verify_seconds / cell.batch_size, LEAST_VERIFY_SECONDS),
+                complete=len(self._token_ids) if self._request.verify_all_prompts else 0,
             )
             for answer in self._ask(command):
                 if isinstance(answer, messages.GoodputMeasured):

@@ -125,13 +125,13 @@ class Sweep:
             tuple(drafted.tolist()), tuple(accepted.tolist()), requests_drafted, requests_decoded
         )
 
-    def measure_goodput(self, command: messages.MeasureGoodput) -> messages.GoodputMeasured | None:
+    def measure_goodput(self, command: messages.MeasureGoodput) -> Iterator[messages.Message]:
         """Serve the prompts over and over with a constant number open, and count what pure steps keep.
 
         Requests end by themselves and the next takes their place, as in serving. Steps that share a prompt
         are left out, since a prediction is for pure steps; with asynchronous scheduling also those next to
-        them, where the prompt's host time shows. ``None`` where hardly any step is left: a large batch of
-        short requests always has a prompt in it.
+        them, where the prompt's host time shows. Yields no measurement where hardly any step is left: a
+        large batch of short requests always has a prompt in it.
         """
         engine, log = self._engine, self._log
         engine.set_draft_length(command.draft_length)
@@ -142,12 +142,17 @@ class Sweep:
         measured = 0.0
         log.steps.clear()
         deadline = time.monotonic() + MOST_VERIFY_TIMES * command.seconds
+        added = 0
         try:
-            while measured < command.seconds and time.monotonic() < deadline:
+            while measured < command.seconds or added - engine.unfinished < command.complete:
+                if time.monotonic() > deadline and not command.complete:
+                    break
                 for _ in range(command.batch_size - engine.unfinished):
                     engine.add(next(prompts), command.max_tokens, ignore_eos=False)
+                    added += 1
                 seen = len(log.steps)
                 engine.step()
+                yield messages.Alive()
                 near = log.steps[-row:]
                 pure = all(_is_pure(step, command.batch_size) for step in near)
                 if pure and len(near) == row and len(log.steps) > seen:
@@ -157,9 +162,9 @@ class Sweep:
         finally:
             engine.abort_all()
         if len(kept) < VERIFY_BLOCKS:
-            return None
+            return
         blocks = np.array_split(np.array(kept), VERIFY_BLOCKS)
-        return messages.GoodputMeasured(
+        yield messages.GoodputMeasured(
             kept_tokens=sum(tokens for _, tokens in kept),
             step_ms=1e3 * measured / len(kept),
             steps=len(kept),

@@ -158,6 +158,23 @@ BAD_VALUES: list[tuple[str, object, str]] = [
     ("table", [[1, 16]], "table[0][2]"),
     ("table", [[1, 1.5, 1]], "table[0][1]"),
     ("table", [[1, 1, 1]] * 5_000, "table"),
+    ("table", [[1, 4, 1], [5, 65_000, 2]], "table[1]"),
+    ("table[0][0]", True, "table[0][0]"),
+    ("table[0][0]", "1", "table[0][0]"),
+    ("generation", 1.0, "generation"),
+    ("profile.stepTimeMs[0][1]", 5e-324, "profile.stepTimeMs[0][1]"),
+    ("profile.stepTimeMs[0][1]", True, "profile.stepTimeMs[0][1]"),
+    ("profile.stepTimeMs[0][1]", "4.0", "profile.stepTimeMs[0][1]"),
+    ("profile.spreadMs[0][0]", "0.1", "profile.spreadMs[0][0]"),
+    ("profile.samples[0][0]", "30", "profile.samples[0][0]"),
+    ("profile.contextLength", True, "profile.contextLength"),
+    ("acceptance.proposalRate", True, "acceptance.proposalRate"),
+    ("fingerprint.gpuCount", "1", "fingerprint.gpuCount"),
+    ("fingerprint.asyncScheduling", 1, "fingerprint.asyncScheduling"),
+    ("control.halfLife", "60", "control.halfLife"),
+    ("control.priorDrafts", False, "control.priorDrafts"),
+    ("engine.predictedGain", "0.1", "engine.predictedGain"),
+    ("engine.cudagraphCaptureSizes", ["1"], "engine.cudagraphCaptureSizes[0]"),
     ("schemaVersion", 2, "schemaVersion"),
     ("schemaVersion", "1", "schemaVersion"),
     ("schemaVersion", True, "schemaVersion"),
@@ -285,3 +302,35 @@ def test_good_document_with_one_part_replaced_is_refused_or_equal_to_its_bytes(d
     except documents.DocumentError:
         return
     assert documents.parse(documents.dump(document)) == document
+
+
+def test_integer_is_a_float(content: Content) -> None:
+    document = documents.parse(json.dumps(put(content, "control.halfLife", 60)))
+    assert document.control.half_life == 60.0
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"null", "document: must be a JSON object (found null)"),
+        (b"[]", "document: must be a JSON object (found [])"),
+        (b"\xff\xfe", "document: must be text in UTF-8 (found byte 0xff at offset 0)"),
+        (b"[" * 100_000, "document: must not be nested so deeply"),
+        (b'{"a": 1%s}' % (b"0" * 9_000), "an integer of 9001 digits is too large"),
+        (b'{"a": {"key": 1, "key": 1}}', "the key 'key' is given twice in one object"),
+    ],
+    ids=["null", "list", "latin1", "nested", "digits", "twice"],
+)
+def test_text_that_is_no_document_is_told_plainly(data: bytes, told: str) -> None:
+    (problem,) = problems(data)
+    assert told in str(problem)
+
+
+def test_empty_table_is_told_plainly(content: Content) -> None:
+    (problem,) = problems(put(content, "table", []))
+    assert str(problem) == "table: must have at least one entry (found [])"
+
+
+def test_part_that_is_no_object_is_told_plainly(content: Content) -> None:
+    (problem,) = problems(put(content, "control", None))
+    assert str(problem) == "control: must be a JSON object (found null)"

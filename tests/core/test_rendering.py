@@ -16,7 +16,7 @@ from tabletune.rendering import RenderingError
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "example-document.json"
 
-NGRAM: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+BASE: dict[str, Any] = {"method": "eagle3", "model": "/elsewhere/eagle3", "max_model_len": 2048}
 
 NO_ADVICE: dict[str, Any] = {
     "maxNumSeqs": None,
@@ -53,17 +53,33 @@ def test_table_comes_with_its_longest_length_and_the_profiled_drafter(example: D
 
 def test_given_base_replaces_the_profiled_one(example: Document) -> None:
     document = with_table(example, [1, 256, 2])
-    config = rendering.speculative_config(document, NGRAM | {"num_speculative_tokens": 5})
-    assert config == NGRAM | {
+    config = rendering.speculative_config(document, BASE | {"num_speculative_tokens": 5})
+    assert config == BASE | {
         "num_speculative_tokens": 2,
         "num_speculative_tokens_per_batch_size": [[1, 256, 2]],
     }
 
 
+@pytest.mark.parametrize("method", ["ngram", "", 3, ["eagle3"]])
+def test_base_of_another_method_than_the_profiled_one_is_refused(example: Document, method: Any) -> None:
+    with pytest.raises(RenderingError, match="profiled with eagle3"):
+        rendering.speculative_config(with_table(example, [1, 256, 2]), {"method": method})
+
+
+def test_method_under_the_name_that_it_was_given_to_vllm_by_is_the_profiled_one(example: Document) -> None:
+    document = changed(
+        with_table(example, [1, 256, 2]),
+        fingerprint={"drafterMethod": "mtp"},
+        speculativeConfig={"method": "deepseek_mtp"},
+    )
+    for method in ("mtp", "deepseek_mtp"):
+        assert rendering.speculative_config(document, {"method": method})
+
+
 def test_fixed_recommendation_has_a_length_and_no_table(example: Document) -> None:
     document = changed(example, recommendation={"kind": "fixed", "draftLength": 2})
-    base = NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 256, 3]]}
-    assert rendering.speculative_config(document, base) == NGRAM | {"num_speculative_tokens": 2}
+    base = BASE | {"num_speculative_tokens_per_batch_size": [[1, 256, 3]]}
+    assert rendering.speculative_config(document, base) == BASE | {"num_speculative_tokens": 2}
 
 
 def test_off_recommendation_has_no_speculative_config(example: Document) -> None:
@@ -79,7 +95,7 @@ def test_table_of_zeros_is_off_since_vllm_takes_no_length_zero(example: Document
 
 
 def test_synthetic_rates_are_cut_to_the_length(example: Document) -> None:
-    base = NGRAM | {"synthetic_acceptance_rates": [0.7, 0.5, 0.3, 0.2, 0.1]}
+    base = BASE | {"synthetic_acceptance_rates": [0.7, 0.5, 0.3, 0.2, 0.1]}
     config = rendering.speculative_config(with_table(example, [1, 256, 2]), base)
     assert config is not None
     assert config["synthetic_acceptance_rates"] == [0.7, 0.5]
@@ -185,7 +201,7 @@ configs = st.dictionaries(st.text(max_size=20), scalars | st.lists(scalars, max_
 @given(config=configs)
 def test_any_base_survives_both_forms(config: dict[str, Any]) -> None:
     document = with_table(documents.parse(EXAMPLE.read_bytes()), [1, 256, 2])
-    base = config | {"method": "ngram"}
+    base = config | {"method": "eagle3"}
     expected = rendering.speculative_config(document, base)
     assert json.loads(rendering.speculative_config_json(document, base)) == expected
     text = rendering.vllm_args_yaml(document, base)

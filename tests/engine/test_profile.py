@@ -105,16 +105,18 @@ def test_model_agrees_with_itself_as_drafter(draft_model: profiles.Finished) -> 
 
 def test_longer_drafts_of_a_model_take_longer_steps(draft_model: profiles.Finished) -> None:
     profile = draft_model.document.profile
-    off, one, two = (row[profile.batch_sizes.index(4)] for row in profile.step_time_ms)
-    assert off is not None
-    assert one is not None
-    assert two is not None
-    assert 0 < off < one < two
+    off, one, two = (row[profile.batch_sizes.index(4)] or 0.0 for row in profile.step_time_ms)
+    # At lengths 0 and 1 vLLM runs the drafter once (at 0 to keep its KV cache), at 2 twice: with the model
+    # as its own drafter, three passes instead of two.
+    assert 0 < off < two
+    assert 0 < one < two
 
 
 def test_grid_of_the_users_batch_sizes_still_gives_a_whole_table(draft_model: profiles.Finished) -> None:
     document = draft_model.document
     assert document.profile.batch_sizes == (1, 4)
+    assert document.profile.excluded == ()
+    assert {(cell.batch_size, cell.draft_length) for cell in document.profile.mixed} == {(1, 0), (1, 2)}
     assert document.max_batch_size == profiles.MAX_NUM_SEQS
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import generate_reference
 from tabletune import documents, rendering, schemas
 from tabletune.documents import Document
-from tabletune_profiler import main
+from tabletune_profiler import main, plotting
 from tabletune_profiler.exit_codes import ExitCode
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "example-document.json"
@@ -74,7 +74,7 @@ def test_bad_document_ends_with_2_and_names_each_fault(command: list[str], tmp_p
     told = result.output
     assert "bad.json" in told
     assert "acceptance.survival[0]: input should be less than or equal to 1 (found 1.5)" in told
-    assert "profile.stepTimeMs[2][1]: input should be greater than 0 (found -4.0)" in told
+    assert "profile.stepTimeMs[2][1]: input should be greater than or equal to 0.000001 (found -4.0)" in told
     assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
 
 
@@ -176,6 +176,7 @@ def test_document_can_be_recomputed_in_place(tmp_path: Path, example: Document) 
         (["--pin", "8-1=2"], "pinned[0]: must start after 0 and not end before it starts"),
         (["--pin", "1-8=2", "--pin", "4-9=1"], "pinned[1]: must start after 8"),
         (["--pin", "1-8=9"], "9"),
+        (["--pin", "1-8=2", "--pin", "9-257=1"], "257 is beyond the table's last batch size, 256"),
         (["--tie-tolerance", "2"], "tieTolerance: input should be less than or equal to 1 (found 2.0)"),
         (["--tie-tolerance", "nan"], "tieTolerance"),
         (["--tie-tolerance", "x"], "tie-tolerance"),
@@ -370,7 +371,7 @@ def test_config_map_is_rendered_with_name_and_namespace(example: Document) -> No
 
 
 def test_given_speculative_config_takes_the_table(example: Document) -> None:
-    base: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": 4}
+    base: dict[str, Any] = {"method": "eagle3", "model": "/elsewhere/eagle3"}
     result = run("render", EXAMPLE, "--to", "speculative-config", "--speculative-config", json.dumps(base))
     assert json.loads(result.stdout) == rendering.speculative_config(example, base)
 
@@ -427,6 +428,16 @@ def test_check_of_a_missing_file_ends_with_2(tmp_path: Path) -> None:
         (["--to", "vllm-args", "--speculative-config", "{"], "--speculative-config is no JSON"),
         (["--to", "vllm-args", "--speculative-config", "[1]"], "expected a JSON object"),
         (["--to", "vllm-args", "--speculative-config", "{}"], "names neither method nor model"),
+        (["--to", "vllm-args", "--speculative-config", '{"method": "ngram"}'], "the method ngram, and the"),
+        (["--to", "vllm-args", "--speculative-config", '{"a": NaN}'], "NaN is not a JSON number"),
+        (["--to", "vllm-args", "--speculative-config", '{"a": -Infinity}'], "-Infinity is not a JSON"),
+        (["--to", "vllm-args", "--speculative-config", '{"a": 1e999}'], "finite numbers"),
+        (["--to", "vllm-args", "--speculative-config", '{"a": "\\ud800"}'], "valid text"),
+        (["--to", "vllm-args", "--speculative-config", '{"a": 1, "a": 2}'], "'a' is given twice"),
+        (["--to", "vllm-args", "--name", "draft-table"], "give them with --to configmap"),
+        (["--to", "speculative-config", "--namespace", "a"], "give them with --to configmap"),
+        (["--to", "vllm-args", "--output", ""], "--output is empty"),
+        (["--to", "vllm-args", "--output", "a", "--check", "a"], "--check writes nothing"),
     ],
 )
 def test_bad_rendering_argument_ends_with_2(arguments: list[str], told: str) -> None:
@@ -534,6 +545,7 @@ def test_exit_codes_keep_their_numbers() -> None:
         "INTERRUPTED": 5,
         "OUTPUT_FAILED": 6,
         "INTERNAL": 70,
+        "BROKEN_PIPE": 141,
     }
 
 
@@ -580,6 +592,127 @@ def test_reader_that_has_seen_enough_is_no_error() -> None:
     result = run_in_shell(f"tabletune show {EXAMPLE} | head -1")
     assert result.stdout == "Serve with the table.\n"
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["schema", f"show {EXAMPLE}", "--help", "--version"])
+def test_command_without_a_reader_ends_with_141(command: str, tmp_path: Path) -> None:
+    # The pipe's other end is closed before the command prints.
+    script = f"mkfifo {tmp_path}/pipe; exec 4<>{tmp_path}/pipe 5>{tmp_path}/pipe; exec 4<&-"
+    result = run_in_shell(f"{script}; tabletune {command} >&5")
+    assert (result.returncode, result.stderr) == (ExitCode.BROKEN_PIPE, "")
+
+
+def test_help_and_version_on_a_full_disk_end_with_6() -> None:
+    for command in ("--version", "--help", "show --help"):
+        result = run_in_shell(f"tabletune {command} > /dev/full")
+        assert result.returncode == ExitCode.OUTPUT_FAILED
+        assert "Standard output could not be written" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (f"show {EXAMPLE} >&-", ExitCode.OUTPUT_FAILED),
+        ("--help >&-", ExitCode.OUTPUT_FAILED),
+        (f"diff {EXAMPLE} {EXAMPLE} 2>&-", ExitCode.OK),
+        ("show /nowhere >&- 2>&-", ExitCode.BAD_INPUT),
+        ("show - <&-", ExitCode.BAD_INPUT),
+    ],
+)
+def test_closed_stream_is_no_fault_of_the_program(command: str, code: ExitCode) -> None:
+    result = run_in_shell(f"tabletune {command}")
+    assert result.returncode == code
+    assert "Traceback" not in result.stderr
+
+
+def test_character_that_the_terminal_lacks_is_replaced(tmp_path: Path, example: Document) -> None:
+    path = write(tmp_path / "table.json", example, recommendation={"reason": "模型 is fast."})
+    result = run_in_shell(f"tabletune show {path}; tabletune show /模", PYTHONIOENCODING="latin1")
+    assert "?? is fast." in result.stdout
+    assert "/? cannot be read" in result.stderr
+
+
+def test_file_name_that_is_no_text_keeps_its_bytes(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")
+    Path(name).write_bytes(EXAMPLE.read_bytes())
+    for arguments in (
+        ["validate", name],
+        ["plot", name, "--format", "svg", "--output-dir", str(tmp_path)],
+        ["render", EXAMPLE, "--to", "vllm-args", "--check", name],
+    ):
+        result = run(*arguments)
+        assert result.exit_code in (ExitCode.OK, ExitCode.DIFFERENT), result.output
+        assert os.fsencode(tmp_path) + b"/\xff." in result.stdout_bytes
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "39"])
+def test_terminal_narrower_than_a_page_cuts_nothing(columns: str) -> None:
+    command = f"tabletune show {EXAMPLE}; tabletune show --help"
+    narrow = run_in_shell(command, COLUMNS=columns)
+    assert narrow.stdout == run_in_shell(command, COLUMNS="80").stdout
+    assert "Usage" in narrow.stdout
+    assert "…" not in narrow.stdout
+
+
+def test_number_wider_than_the_page_keeps_its_digits(tmp_path: Path, example: Document) -> None:
+    columns = len(example.prediction.batch_sizes)
+    goodput = {name: [987_654_321_012.0] * columns for name in ("table", "best", "fixed", "off")}
+    times = [[3_599_999.0] * columns] * len(example.profile.draft_lengths)
+    page = show_changed(tmp_path, example, prediction=goodput, profile={"stepTimeMs": times})
+    assert "…" not in page
+    assert "3599999.0" in page
+
+
+def show_changed(tmp_path: Path, example: Document, **changes: Any) -> str:
+    return run("show", write(tmp_path / "wide.json", example, **changes)).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("b.png", ["plot", "{doc}", "--output-dir", "{folder}"]),
+        ("b.svg", ["plot", "{doc}", "--output-dir", "{folder}"]),
+        ("b.json", ["render", "{doc}", "--to", "vllm-args", "--output", "{doc}"]),
+        ("b.json", ["render", "{doc}", "--to", "vllm-args", "--output", "{folder}/link"]),
+        ("vllm-args.yaml", ["render", "{doc}", "--to", "vllm-args", "--output", "{folder}"]),
+    ],
+)
+def test_output_that_is_the_document_is_refused(tmp_path: Path, name: str, command: list[str]) -> None:
+    path = tmp_path / name
+    path.write_bytes(EXAMPLE.read_bytes())
+    (tmp_path / "link").symlink_to(path)
+    result = run(*(part.format(doc=path, folder=tmp_path) for part in command))
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "is the input itself" in result.stderr
+    assert path.read_bytes() == EXAMPLE.read_bytes()
+    assert {found.name for found in tmp_path.iterdir()} == {name, "link"}
+
+
+def test_output_that_is_the_file_behind_standard_input_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    path.write_bytes(EXAMPLE.read_bytes())
+    result = run_in_shell(f"tabletune render - --to vllm-args --output {path} < {path}")
+    assert result.returncode == ExitCode.BAD_INPUT
+    assert path.read_bytes() == EXAMPLE.read_bytes()
+
+
+def test_picture_that_cannot_be_drawn_leaves_no_half_of_the_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Document) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(plotting, "svg", fail)
+    assert run("plot", EXAMPLE, "--output-dir", tmp_path).exit_code != ExitCode.OK
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changed_length_of_a_given_speculative_config_is_said(tmp_path: Path, example: Document) -> None:
+    path = write(tmp_path / "table.json", example, table=[[1, 256, 2]])
+    base = json.dumps({"method": "eagle3", "num_speculative_tokens": 5})
+    result = run("render", path, "--to", "speculative-config", "--speculative-config", base)
+    assert "Warning: num_speculative_tokens is 2" in result.stderr
+    assert "in place of 5" in result.stderr
 
 
 def test_fault_of_the_program_ends_with_70_and_a_traceback(tmp_path: Path) -> None:

@@ -191,3 +191,15 @@ def test_full_disk_behind_standard_output_is_told(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
         with Path(os.devnull).open("w") as nowhere:  # for what is left in the buffer
             os.dup2(nowhere.fileno(), full.fileno())
+
+
+def test_links_in_a_circle_are_told_and_kept(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.symlink_to(second)
+    second.symlink_to(first)
+    with pytest.raises(OutputError, match="links lead in a circle"):
+        files.write(first, b"new")
+    with pytest.raises(InputError, match="cannot be read"):
+        files.read(first, 10)
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "second"}
+    assert first.is_symlink()

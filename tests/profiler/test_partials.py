@@ -90,7 +90,7 @@ def whole() -> bytes:
         (whole()[:-40], "Unterminated string"),
         (b"\xff" + whole(), "utf-8"),
         (b"[" * 100_000, "recursion"),
-        (b"[]", "valid dictionary or instance of Partial"),
+        (b"[]", "must be a JSON object"),
         (whole().replace(b'"formatVersion": 1', b'"formatVersion": 2'), "formatVersion: input should be 1"),
         (whole().replace(b'"visits": 1', b'"visits": -1'), r"cells\[0\]\.visits: .*\(found -1\)"),
         (whole().replace(b'"visits": 1', b'"visit": 1'), r"cells\[0\]\.visit: extra inputs"),

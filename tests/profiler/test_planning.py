@@ -151,9 +151,9 @@ def test_context_that_does_not_fit_is_refused_with_what_does(context_length: int
         r" \(--max-model-len 1024\)"
     )
     with pytest.raises(PlanError, match=expected):
-        plan(context_length=context_length)
-    assert plan(context_length=16).prompt_length == 8
-    assert plan(context_length=880)
+        plan(context_length=context_length, steps=24)
+    assert plan(context_length=16, steps=24).prompt_length == 8
+    assert plan(context_length=880, steps=24)
 
 
 # Prompts of the sweep

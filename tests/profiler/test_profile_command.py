@@ -216,6 +216,7 @@ def test_batch_sizes_that_are_none_are_refused(engine: ScriptedEngine, output: P
         ("--lengths=0,x", "--lengths 0,x: expected draft lengths as in 0,1,3"),
         ("--tie-tolerance=2", "tieTolerance: input should be less than or equal to 1 (found 2.0)"),
         ("--narrow-range=nan", "narrowRange"),
+        ("--context-length=15", "Invalid value for '--context-length'"),
         ("--steps=3", "Invalid value for '--steps'"),
         ("--prompts=/nowhere/mine.jsonl", "/nowhere/mine.jsonl"),
     ],
@@ -244,6 +245,42 @@ def test_read_only_place_is_refused(engine: ScriptedEngine) -> None:
     refused(
         profile(Path("/proc/table.json")), ExitCode.OUTPUT_FAILED, "Nothing can be written beside", engine
     )
+
+
+def test_what_is_no_regular_file_is_refused(engine: ScriptedEngine) -> None:
+    refused(profile(Path("/dev/full")), ExitCode.OUTPUT_FAILED, "is no regular file", engine)
+
+
+@pytest.mark.parametrize("target", ["table.json", "nowhere/table.json"], ids=["circle", "no folder"])
+def test_link_that_leads_nowhere_is_refused(engine: ScriptedEngine, output: Path, target: str) -> None:
+    output.symlink_to(output.parent / target)
+    refused(profile(output), ExitCode.OUTPUT_FAILED, f"{output} leads ", engine)
+
+
+def test_output_that_would_replace_another_file_of_the_profile_is_refused(
+    engine: ScriptedEngine, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"prompt": "One"}\n')
+    refused(profile(mine, "--prompts", mine), ExitCode.BAD_INPUT, "is the input itself", engine)
+    refused(
+        profile(tmp_path / "table.png", "--plot"), ExitCode.BAD_INPUT, "would draw over the document", engine
+    )
+
+
+@pytest.mark.parametrize("name", ["profile", "check"])
+def test_vllm_argument_without_the_dashes_before_it_gets_a_hint(engine: ScriptedEngine, name: str) -> None:
+    result = run(name, "model", "--max-num-seqs", "4")
+    told = " ".join(result.stderr.replace("│", " ").split())
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "Put the model and vLLM's arguments after `--`" in told
+
+
+def test_refusal_leaves_no_empty_log(engine: ScriptedEngine, output: Path) -> None:
+    engine.faults["configure"] = [RefusedError("arguments", "no.")]
+    output.with_name("table.json.engine.log").touch()
+    profile(output)
+    assert names(output.parent) == set()
 
 
 def test_nearly_full_disk_is_refused(

@@ -15,6 +15,7 @@ import importlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 TABLE_KEY = "num_speculative_tokens_per_batch_size"
@@ -48,12 +49,14 @@ class ServeArguments:
 def parse(arguments: Sequence[str]) -> ServeArguments:
     """Parse ``arguments`` (what follows ``vllm serve``); imports vLLM.
 
-    Raises :class:`ArgumentsError` for an argument that vLLM does not know or refuses, and where there
-    is no speculative config to find lengths for.
+    Raises :class:`ArgumentsError` for an argument that vLLM does not know or refuses, for the path of a
+    model that is not there, and where there is no speculative config to find lengths for.
     """
     namespace = _parse_as_vllm_serve(list(arguments))
     model = getattr(namespace, "model_tag", None) or namespace.model
     namespace.model = model
+    if _is_path(model) and not Path(model).exists():
+        raise ArgumentsError(f"There is no model at {model}.")
     config = _speculative_config(namespace)
     if not config:
         raise ArgumentsError(
@@ -92,6 +95,11 @@ def _speculative_config(namespace: argparse.Namespace) -> dict[str, Any]:
         config[key] = value
         setattr(namespace, option, None)
     return config
+
+
+def _is_path(model: str) -> bool:
+    """Return whether ``model`` can only be a path. vLLM would take a missing one for a hub's repository."""
+    return model.startswith(("/", "./", "../"))
 
 
 def _parse_as_vllm_serve(arguments: list[str]) -> argparse.Namespace:

@@ -43,6 +43,7 @@ def check(
       '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
     ```
     """
+    consoles.outlive_pipes()
     configured = _configure(tuple(arguments), parameters.lengths(lengths) or None if lengths else None)
     found = checking.obstacles(configured)
     refused = any(obstacle.severity is Severity.REFUSED for obstacle in found)

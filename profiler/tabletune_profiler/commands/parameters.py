@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from pydantic import JsonValue
 
+from tabletune import documents
+from tabletune.documents import DocumentError
 from tabletune_profiler.exit_codes import InputError
 
 DocumentArgument = Annotated[
@@ -22,6 +24,15 @@ ServeArguments = Annotated[
         show_default=False,
     ),
 ]
+
+
+def output(text: str) -> Path:
+    """Return the path of an output; an empty one (a variable that is not set) is no folder."""
+    if not str(text):
+        raise InputError("--output is empty. Name a file.")
+    return Path(text)
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 
 
@@ -52,9 +63,13 @@ def speculative_config(text: str | None) -> dict[str, JsonValue] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--speculative-config is no JSON: {str(error)[:200]}.") from error
+        value = documents.parse_json(text)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except DocumentError as error:
+        problem = error.problems[0]
+        raise InputError(f"--speculative-config is no JSON: {problem.found or problem.expected}.") from error
+    except ValueError as error:
+        raise InputError("--speculative-config must have finite numbers and valid text.") from error
     if not isinstance(value, dict):
         raise InputError(f"--speculative-config: expected a JSON object, found {text[:80]}.")
     return value

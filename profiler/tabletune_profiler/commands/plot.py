@@ -38,13 +38,17 @@ def plot(
     tabletune plot table.json --output-dir pictures --format svg
     ```
     """
+    stem = "table" if source == files.STANDARD else source.stem
+    paths = {form: output_dir / f"{stem}.{form}" for form in formats or list(Format)}
+    for path in paths.values():
+        files.keep_input(source, path)
     document = files.read_document(source)
     # Imported here because it takes a second, which every other command would pay for.
     from tabletune_profiler import plotting
 
     draw = {Format.PNG: plotting.png, Format.SVG: plotting.svg}
-    stem = "table" if source == files.STANDARD else source.stem
-    for picture_format in formats or list(Format):
-        path = output_dir / f"{stem}.{picture_format}"
-        files.write(path, draw[picture_format](document))
-        consoles.write(f"{path}\n".encode())
+    # All are drawn before any is written: a picture that cannot be drawn leaves no half of the pair.
+    pictures = {path: draw[form](document) for form, path in paths.items()}
+    for path, picture in pictures.items():
+        files.write(path, picture)
+        consoles.write_line(str(path))

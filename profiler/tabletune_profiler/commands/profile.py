@@ -23,16 +23,19 @@ from tabletune_profiler import consoles, files, pages, partials, profiling, prog
 from tabletune_profiler.commands import parameters
 from tabletune_profiler.commands.parameters import ServeArguments
 from tabletune_profiler.commands.table import change_control
-from tabletune_profiler.exit_codes import InputError, OutputError, StoppedError
+from tabletune_profiler.exit_codes import InputError, NotServableError, OutputError, StoppedError
 from tabletune_profiler.planning import Options
 
+PICTURES = (".png", ".svg")
 MIN_FREE_BYTES = 16_000_000
 """Free space wanted beside the output before anything starts: partial file, engine log and document."""
 
 
 def profile(
     arguments: ServeArguments,
-    output: Annotated[Path, typer.Option(help="Document to write.")] = Path("table.json"),
+    output: Annotated[
+        Path, typer.Option(parser=parameters.output, metavar="PATH", help="Document to write.")
+    ] = Path("table.json"),
     plot: Annotated[bool, typer.Option(help="Also draw the document, as PNG and SVG beside it.")] = False,
     batch_sizes: Annotated[
         str | None,
@@ -50,7 +53,7 @@ def profile(
         ),
     ] = None,
     context_length: Annotated[
-        int, typer.Option(help="Tokens of context per request around which steps are timed.")
+        int, typer.Option(min=16, help="Tokens of context per request around which steps are timed.")
     ] = Options.context_length,
     steps: Annotated[int, typer.Option(min=4, help="Steps that count, per cell.")] = Options.steps,
     repeats: Annotated[
@@ -127,6 +130,11 @@ def profile(
       '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
     ```
     """
+    consoles.outlive_pipes()
+    if prompts_file is not None:
+        files.keep_input(prompts_file, output)
+    if plot and output.suffix in PICTURES:
+        raise InputError(f"--plot would draw over the document. Name it otherwise than *{output.suffix}.")
     request = profiling.Request(
         arguments=tuple(arguments),
         prompts=prompts.bundled() if prompts_file is None else prompts.read(prompts_file),
@@ -169,6 +177,9 @@ def profile(
                 if kept.exists()
                 else "Stopped before anything was measured."
             ) from None
+        except (InputError, NotServableError):
+            _remove_empty(output.with_name(output.name + ".engine.log"))
+            raise
         files.write(output, documents.dump(outcome.document))
         partials.path_of(output).unlink(missing_ok=True)
         if plot:
@@ -179,6 +190,13 @@ def profile(
         consoles.show(*_verification(outcome))
     else:
         consoles.write((json.dumps(_summary(output, outcome)) + "\n").encode())
+
+
+def _remove_empty(log: Path) -> None:
+    """Leave no log where vLLM refused before it said anything."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size == 0:
+            log.unlink()
 
 
 def _summary(output: Path, outcome: profiling.Outcome) -> dict[str, Any]:
@@ -250,6 +268,16 @@ def _alone(output: Path) -> Iterator[None]:
         raise OutputError(f"{folder} is no folder. Create it, or choose another --output.")
     if output.is_dir():
         raise OutputError(f"{output} is a folder. Name a file in it with --output.")
+    try:
+        target = files.resolve(output)
+    except OSError as error:
+        raise OutputError(f"{output} leads nowhere: {error.strerror}. Choose another --output.") from error
+    if not target.parent.is_dir():
+        raise OutputError(
+            f"{output} leads to {target}, whose folder does not exist. Choose another --output."
+        )
+    if target.exists() and not target.is_file():
+        raise OutputError(f"{output} is no regular file. Name a file with --output.")
     lock = output.with_name(f".{output.name}.lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -294,7 +322,8 @@ def _plot(output: Path, document: Document) -> Iterator[Path]:
     """Draw ``document`` beside ``output``, and yield each picture's path."""
     from tabletune_profiler import plotting
 
-    for suffix, draw in ((".png", plotting.png), (".svg", plotting.svg)):
-        picture = output.with_suffix(suffix)
-        files.write(picture, draw(document))
-        yield picture
+    drawn = [draw(document) for draw in (plotting.png, plotting.svg)]
+    for suffix, picture in zip(PICTURES, drawn, strict=True):
+        path = output.with_suffix(suffix)
+        files.write(path, picture)
+        yield path

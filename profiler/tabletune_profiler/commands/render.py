@@ -35,6 +35,7 @@ FILE_NAMES = {
 }
 """The file that a folder given to --output or --check stands for."""
 
+DEFAULT_NAME = "draft-table"
 LABELS = {"app.kubernetes.io/managed-by": "tabletune"}
 
 
@@ -49,7 +50,9 @@ def render(
             " document.",
         ),
     ],
-    name: Annotated[str, typer.Option(help="Name of the ConfigMap.")] = "draft-table",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the ConfigMap.", show_default=DEFAULT_NAME)
+    ] = None,
     namespace: Annotated[
         str | None, typer.Option(help="Namespace of the ConfigMap; unset: that of whoever applies it.")
     ] = None,
@@ -61,7 +64,12 @@ def render(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option(help="File, or folder for a file of the usual name; `-` is standard output.")
+        Path,
+        typer.Option(
+            parser=parameters.output,
+            metavar="PATH",
+            help="File, or folder for a file of the usual name; `-` is standard output.",
+        ),
     ] = files.STANDARD,
     check: Annotated[
         Path | None,
@@ -87,20 +95,35 @@ def render(
     tabletune render table.json --to configmap --name qwen3-h200 --check deploy/
     ```
     """
+    if check is not None and output != files.STANDARD:
+        raise InputError("--check writes nothing, so --output cannot be given with it. Give one of them.")
+    if form is not Form.CONFIG_MAP and not (name is None and namespace is None):
+        raise InputError(f"--name and --namespace are a ConfigMap's: give them with --to {Form.CONFIG_MAP}.")
+    files.keep_input(source, _file(output, form))
     document = files.read_document(source)
     base = parameters.speculative_config(speculative_config)
     try:
-        text = render_text(document, form, base, name, namespace)
+        text = render_text(document, form, base, DEFAULT_NAME if name is None else name, namespace)
     except RenderingError as error:
         raise InputError(f"{files.name(source)}: {error}") from error
     if document.recommendation.kind is RecommendationKind.OFF:
         consoles.warn(
             "Speculation off serves best on the profiled engine, so there is no speculative config."
         )
+    _warn_of_another_length(document, base)
     if check is None:
         files.write(_file(output, form), text.encode())
     else:
         compare(_file(check, form), text)
+
+
+def _warn_of_another_length(document: Document, base: Mapping[str, JsonValue] | None) -> None:
+    rendered = rendering.speculative_config(document, base)
+    if base is None or rendered is None or rendering.LENGTH_KEY not in base:
+        return
+    given, used = base[rendering.LENGTH_KEY], rendered[rendering.LENGTH_KEY]
+    if given != used:
+        consoles.warn(f"{rendering.LENGTH_KEY} is {used}, the longest length in use, in place of {given}.")
 
 
 def render_text(
@@ -129,7 +152,7 @@ def compare(path: Path, expected: str) -> None:
     if found == expected:
         consoles.note(f"{path} is up to date.")
         return
-    consoles.write(difference.encode())
+    consoles.write(difference.encode("utf-8", "surrogateescape"))
     consoles.note(f"{path} differs from what the document renders to. Render it again to update it.")
     raise typer.Exit(ExitCode.DIFFERENT)
 

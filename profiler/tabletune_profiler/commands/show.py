@@ -110,7 +110,7 @@ def _step_times(document: Document, profile: Profile) -> Iterator[RenderableType
         block = rows[start : start + LENGTHS_ABREAST]
         grid = pages.grid("batch size")
         for row in block:
-            grid.add_column(f"{f'K={profile.draft_lengths[row]}':>7}", width=9, no_wrap=True)
+            grid.add_column(f"{f'K={profile.draft_lengths[row]}':>7}", min_width=9, overflow="fold")
         for column, batch_size in enumerate(profile.batch_sizes):
             chosen = tables.length_at(document.table, batch_size)
             cells = [

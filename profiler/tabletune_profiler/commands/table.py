@@ -41,7 +41,12 @@ def table(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option(help="File to write, possibly DOC itself; `-` is standard output.")
+        Path,
+        typer.Option(
+            parser=parameters.output,
+            metavar="PATH",
+            help="File to write, possibly DOC itself; `-` is standard output.",
+        ),
     ] = files.STANDARD,
 ) -> None:
     """Compute the table again from its profile.
@@ -67,6 +72,11 @@ def table(
     control = change_control(
         document.control, {key: value for key, value in changes.items() if value is not None}
     )
+    if pin and control.pinned and (last := control.pinned[-1][1]) > document.max_batch_size:
+        raise InputError(
+            f"--pin: {last} is beyond the table's last batch size, {document.max_batch_size}."
+            " Pin up to that one."
+        )
     try:
         computed = assembling.recompute(document, control, datetime.now(UTC))
     except assembling.NOT_COMPUTABLE as error:

@@ -43,7 +43,7 @@ def validate(
         for source, problems in faults.items():
             verdict = f"{len(problems)} faults" if len(problems) > 1 else "a fault" if problems else "good"
             lines = [f"{source}: {verdict}", *(f"  {problem}" for problem in problems)]
-            consoles.write(("\n".join(lines) + "\n").encode())
+            consoles.write_line("\n".join(lines))
     if any(faults.values()):
         raise typer.Exit(ExitCode.BAD_INPUT)
 
