@@ -35,7 +35,7 @@ DEMO_MEMORY = VLLM_CPU_KVCACHE_SPACE=1
 .PHONY: demo
 demo: model ## Profile the bundled small model on this machine's CPU and print its table
 	@mkdir -p demo
-	$(DEMO_MEMORY) $(BIN)/tabletune profile --output demo/table.json --plot -- $(MODEL) --max-num-seqs 32 --max-model-len 1024 \
+	$(DEMO_MEMORY) $(BIN)/tabletune profile --output demo/table.json --plot -- $(MODEL) --max-num-seqs 16 --max-model-len 1024 \
 	  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
 	@$(BIN)/tabletune show demo/table.json
 	@echo "The document: demo/table.json   The picture: demo/table.png (and .svg)"

@@ -511,7 +511,9 @@ class _Run:
         """Time the cells of one batch size, through deaths of the engine."""
         visits = list(column.visits)
         while visits:
-            command = messages.TimeCells(column.batch_size, tuple(visits), steps, self._sweep_prompts())
+            command = messages.TimeCells(
+                column.batch_size, tuple(visits), steps, self._sweep_prompts(column.batch_size)
+            )
             current = visits[0]
             try:
                 for answer in self._ask(command):
@@ -562,7 +564,11 @@ class _Run:
         self._reporter.phase("mixed", len(self._plan.mixed), len(self._plan.mixed) - len(left))
         for index, cell in enumerate(left, start=len(self._plan.mixed) - len(left) + 1):
             command = messages.TimePrompts(
-                cell.batch_size, cell.draft_length, cell.prompt_tokens, MIXED_REPEATS, self._sweep_prompts()
+                cell.batch_size,
+                cell.draft_length,
+                cell.prompt_tokens,
+                MIXED_REPEATS,
+                self._sweep_prompts(cell.batch_size),
             )
             for attempt in (1, 2):
                 try:
@@ -585,8 +591,16 @@ class _Run:
                         )
             self._reporter.advance(index, batch_size=cell.batch_size, draft_length=cell.draft_length)
 
-    def _sweep_prompts(self) -> tuple[tuple[int, ...], ...]:
-        return planning.sweep_prompts(self._token_ids, self._plan.prompt_length, self._configured.vocabulary)
+    def _sweep_prompts(self, batch_size: int) -> tuple[tuple[int, ...], ...]:
+        """Return a prompt for each request: equal ones would share KV cache blocks, which serving does not.
+
+        They are the first of the same set for every batch size, so that the prefix cache spares prefills.
+        """
+        most = max(self._plan.batch_sizes)
+        prompts = planning.sweep_prompts(
+            self._token_ids, self._plan.prompt_length, self._configured.vocabulary, count=most
+        )
+        return prompts[:batch_size]
 
     def _tell_evidence(self, counted: Acceptance) -> None:
         longest = max(self._plan.draft_lengths)

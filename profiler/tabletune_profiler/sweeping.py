@@ -60,6 +60,7 @@ class Sweep:
         self._uniform_drafts = uniform_drafts
         self._vocabulary = vocabulary
         self._random = np.random.default_rng(0)
+        self._added = 0
 
     def time_cells(self, command: messages.TimeCells) -> Iterator[messages.Message]:
         """Yield a :class:`~messages.CellTimed` per visit of ``command``, or why a cell has none."""
@@ -188,7 +189,8 @@ class Sweep:
 
     def _top_up(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
         for _ in range(batch_size - self._engine.unfinished):
-            prompt = prompts[int(self._random.integers(len(prompts)))]
+            self._added += 1
+            prompt = prompts[self._added % len(prompts)]
             self._engine.add(prompt, planning.SPARE_TOKENS, ignore_eos=True)
 
     def _visit(self, batch_size: int, length: int, command: messages.TimeCells) -> messages.CellTimed:
