@@ -174,9 +174,17 @@ def test_keys_with_hyphens_are_vllms_own_with_underscores() -> None:
 
 @on_engine
 @quietly
-def test_missing_model_folder_is_refused_in_vllms_words() -> None:
-    with pytest.raises(ArgumentsError, match=r"(?s)vLLM refuses this configuration: .*/nowhere/model"):
-        arguments.vllm_config(parse("/nowhere/model"), (0, 3))
+def test_missing_model_folder_is_named() -> None:
+    # vLLM would take it for a repository's name, and speak of the form of those.
+    with pytest.raises(ArgumentsError, match=r"There is no model at /nowhere/model\."):
+        parse("/nowhere/model")
+
+
+@on_engine
+@quietly
+def test_model_that_no_hub_gives_is_refused_in_vllms_words() -> None:
+    with pytest.raises(ArgumentsError, match=r"vLLM refuses this configuration: "):
+        arguments.vllm_config(parse("nobody/nothing"), (0, 3))
 
 
 @on_engine
