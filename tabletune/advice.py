@@ -40,9 +40,6 @@ MAX_LOSS_BY_PADDING = 0.01
 """Aligned sizes are advised although they lose less than this, a tie: a table made around the gap hardly
 shows what it costs, while live correction moves to other lengths, and drafters keep their own graphs."""
 
-UNIFORM_MODES = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
-"""Modes with full graphs for one number of tokens per request only, hence with a gap."""
-
 
 def advise(
     fingerprint: Fingerprint,
@@ -76,7 +73,7 @@ def advise(
         CostModel.from_profile(profile, fingerprint), profile, acceptance, table, prompt_tokens, output_tokens
     )
     now = workload.model.settings
-    gap = _gap(now)
+    gap = graphs.gap(now)
     advised, changes = _size_changes(workload, gap, fingerprint)
     notes = [_gap_told(gap)] if gap else []
     if gap and all(change.setting != "cudagraph_capture_sizes" for change in changes):
@@ -95,19 +92,9 @@ def advise(
     )
 
 
-def _gap(settings: GraphSettings) -> dict[int, tuple[int, ...]]:
-    """Return, by length, the batch sizes within the captured sizes that find no full graph."""
-    gap = {}
-    for found in _without_full_graph(settings):
-        last = settings.largest_capture_size // (found.draft_length + 1)
-        if within := tuple(size for size in found.batch_sizes if size <= last):
-            gap[found.draft_length] = within
-    return gap
-
-
 def _without_full_graph(settings: GraphSettings) -> tuple[BatchSizesWithoutGraph, ...]:
     """Return the document's list of batch sizes without a full graph; empty in modes that have no gap."""
-    if settings.mode_with_table not in UNIFORM_MODES:
+    if settings.mode_with_table not in graphs.UNIFORM_MODES:
         return ()
     return tuple(
         BatchSizesWithoutGraph(draft_length=draft_length, batch_sizes=sizes)
@@ -336,7 +323,7 @@ def _other_ways_told(settings: GraphSettings) -> str:
     """Return what closes the gap where capture sizes do not."""
     few = tuple(2**power - 1 for power in range(settings.draft_lengths[-1].bit_length() + 1))
     few = tuple(draft_length for draft_length in few if draft_length <= settings.draft_lengths[-1])
-    without = not _gap(replace(settings, draft_lengths=few))
+    without = not graphs.gap(replace(settings, draft_lengths=few))
     return (
         f"Sizes that close the gap are multiples of {graphs.alignment(settings.draft_lengths)}: too many, or"
         " they pad too much."

@@ -43,6 +43,9 @@ DECODE_AND_MIXED: dict[CudagraphMode, tuple[Graph, Graph]] = {
 }
 """What each mode captures for pure decode steps and for steps with a prompt (`CUDAGraphMode`)."""
 
+UNIFORM_MODES: tuple[CudagraphMode, ...] = ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+"""Modes with full graphs for one number of tokens per request only, hence with a gap."""
+
 DRAFTERS_ON_THE_TARGETS_BATCH = frozenset({"eagle", "eagle3", "mtp"})
 """Methods for which :func:`mismatched_batch_sizes` says something. Others have no graphs of their own
 (n-gram, suffix, draft model) or describe their own batch to each graph (DFlash)."""
@@ -151,7 +154,7 @@ def _uniform_graphs(settings: GraphSettings) -> _UniformGraphs:
     """
     mode = settings.mode_with_table
     query_lengths = [draft_length + 1 for draft_length in settings.draft_lengths]
-    if mode not in ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+    if mode not in UNIFORM_MODES:
         return _UniformGraphs(np.array([], dtype=np.int64), {})
     sizes = np.array(settings.capture_sizes, dtype=np.int64)
     captured = {}
@@ -249,6 +252,21 @@ def batch_sizes_without_full_graph(settings: GraphSettings) -> dict[int, tuple[i
         )
         for draft_length in settings.draft_lengths
     }
+
+
+def gap(settings: GraphSettings) -> dict[int, tuple[int, ...]]:
+    """Return, by draft length, the batch sizes that find no full graph although their tokens are captured.
+
+    Only lengths that have such batch sizes are in it; none is in modes without full graphs for decode
+    steps, or with graphs for any mix of requests.
+    """
+    if settings.mode_with_table not in UNIFORM_MODES:
+        return {}
+    within = {
+        length: tuple(size for size in sizes if size * (length + 1) <= settings.largest_capture_size)
+        for length, sizes in batch_sizes_without_full_graph(settings).items()
+    }
+    return {length: sizes for length, sizes in within.items() if sizes}
 
 
 def batch_sizes_to_add(

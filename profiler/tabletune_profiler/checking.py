@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tabletune import graphs
-from tabletune.documents import Graph
+from tabletune import graphs, hazards
 from tabletune.graphs import GraphSettings
 from tabletune_plugin.engine.facts import Obstacle, Severity
 from tabletune_profiler.messages import Configured
@@ -41,33 +40,29 @@ def _graph_obstacles(configured: Configured) -> Iterator[Obstacle]:
             f" {max(configured.draft_lengths)} draft tokens are {needed} tokens.",
             f"Set --max-cudagraph-capture-size {needed}; profile to see what it is worth.",
         )
-    gap = {k: sizes for k, sizes in graphs.batch_sizes_without_full_graph(settings).items() if sizes}
-    inside = {
-        length: tuple(
-            size for size in sizes if graphs.dispatch(settings, size, length).kind is Graph.PIECEWISE
-        )
-        for length, sizes in gap.items()
-    }
-    inside = {length: sizes for length, sizes in inside.items() if sizes}
-    if inside and settings.runner == "V2":
+    gap = graphs.gap(settings)
+    if gap:
         yield Obstacle(
             "BatchSizesWithoutFullGraph",
             Severity.WARNING,
-            f"these batch sizes find no full CUDA graph and cost 11 ms more on an H200: {_told(inside)}.",
+            f"these batch sizes find no full CUDA graph and cost 11 ms more on an H200: {_told(gap)}.",
             "Serve with the capture sizes of the document's engine advice (vllm-args.yaml of `tabletune"
             f" render`): multiples of {graphs.alignment(configured.draft_lengths)} with --max-num-seqs"
             f" {graphs.aligned_max_num_seqs(configured.draft_lengths, fingerprint.max_num_seqs)}.",
         )
-    if fingerprint.drafter_method in graphs.DRAFTERS_ON_THE_TARGETS_BATCH and settings.runner == "V2":
-        mismatched = {k: sizes for k, sizes in graphs.mismatched_batch_sizes(settings).items() if sizes}
-        if mismatched:
-            yield Obstacle(
-                "TargetAndDrafterGraphsDiffer",
-                Severity.WARNING,
-                "at these batch sizes the drafter replays a full graph captured for more requests than the"
-                f" step has, which very likely is what has killed engines: {_told(mismatched)}.",
-                "The same capture sizes close this gap too.",
-            )
+    mismatched = {
+        length: tuple(sorted(sizes))
+        for length, sizes in hazards.mismatched(fingerprint, configured.draft_lengths).items()
+        if sizes
+    }
+    if mismatched:
+        yield Obstacle(
+            "TargetAndDrafterGraphsDiffer",
+            Severity.WARNING,
+            "at these batch sizes the drafter replays a full graph captured for more requests than the"
+            f" step has, which very likely is what has killed engines: {_told(mismatched)}.",
+            "The same capture sizes close this gap too.",
+        )
 
 
 def _told(sizes_by_length: Mapping[int, tuple[int, ...]]) -> str:

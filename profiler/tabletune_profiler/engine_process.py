@@ -33,10 +33,14 @@ class Worker(Protocol):
         """Give back what the engine holds."""
 
 
-def main(pipe: Connection, log_path: Path, make_worker: Callable[[], Worker]) -> None:
+WorkerMaker = Callable[[Callable[[messages.Message], None]], Worker]
+"""Makes a worker of a function that tells the profiler something at any time."""
+
+
+def main(pipe: Connection, log_path: Path, make_worker: WorkerMaker) -> None:
     """Serve ``pipe`` until it closes; the target of the spawned process."""
     _become_engine_process(log_path)
-    worker = make_worker()
+    worker = make_worker(pipe.send)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while not isinstance(command := pipe.recv(), messages.Shutdown):
             for message in _answers(worker, command):
@@ -86,7 +90,8 @@ def _answers(worker: Worker, command: messages.Command) -> Iterator[messages.Mes
 class EngineWorker:
     """What the process holds between commands: the configuration, then the engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[messages.Message], None]) -> None:
+        self._tell = tell
         self._config: Any = None
         self._facts: messages.Configured | None = None
         self._engine: Any = None
@@ -130,7 +135,6 @@ class EngineWorker:
                 f"draft length {max(lengths)} is above num_speculative_tokens {parsed.longest_draft} of"
                 " --speculative-config. Raise that, or profile shorter lengths."
             )
-        fixed = arguments.vllm_config(parsed, lengths, with_table=False)
         self._config = arguments.vllm_config(parsed, lengths)
         self._facts = messages.Configured(
             fingerprint=facts.fingerprint(self._config),
@@ -140,7 +144,6 @@ class EngineWorker:
             vocabulary=self._config.model_config.get_vocab_size(),
             obstacles=facts.obstacles(self._config),
             had_table=parsed.had_table,
-            mode_without_table=fixed.compilation_config.cudagraph_mode.name,
             uniform_drafts=facts.drafts_are_uniform(self._config),
         )
         return self._facts
@@ -151,7 +154,7 @@ class EngineWorker:
 
         assert self._facts is not None
         began = time.perf_counter()
-        log = StepLog()
+        log = StepLog(lambda: self._tell(messages.Alive()))
         self._engine = DrivenEngine(self._config, log)
         self._sweep = Sweep(
             self._engine,

@@ -114,8 +114,6 @@ class Configured:
     """Token ids are below this."""
     obstacles: tuple[Obstacle, ...]
     had_table: bool
-    mode_without_table: str
-    """CUDA graph mode of the same engine without a table."""
     uniform_drafts: bool
     """Whether every request gets a draft of full length each step (drafters that are models)."""
 
@@ -205,7 +203,8 @@ class AcceptanceCounted:
 
 @dataclass(frozen=True)
 class Alive:
-    """The engine goes on with a command that takes long without an answer."""
+    """The engine makes steps. Told once a second at most, whatever the command, and seen by nobody but
+    ``supervising``, for which an engine without a sign of life is a hung one."""
 
 
 @dataclass(frozen=True)

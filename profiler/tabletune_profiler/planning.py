@@ -101,9 +101,9 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
     """
     fingerprint = configured.fingerprint
     lengths = configured.draft_lengths
-    batch_sizes = _batch_sizes(options, configured)
-    order = np.random.default_rng(seed)
     avoided = hazards.mismatched(fingerprint, lengths)
+    batch_sizes = _batch_sizes(options, configured, avoided)
+    order = np.random.default_rng(seed)
     columns = []
     for batch_size in order.permutation(batch_sizes).tolist():
         there = [k for k in order.permutation(lengths).tolist() if batch_size not in avoided[k]]
@@ -152,13 +152,14 @@ def sweep_prompts(
     return tuple(prompts)
 
 
-def _batch_sizes(options: Options, configured: Configured) -> tuple[int, ...]:
+def _batch_sizes(
+    options: Options, configured: Configured, avoided: Mapping[int, Set[int]]
+) -> tuple[int, ...]:
     max_num_seqs = configured.fingerprint.max_num_seqs
     if options.batch_sizes is None:
         grid = default_batch_sizes(max_num_seqs)
         # A coarse grid misses the batch sizes without a full graph (ENGINE.md 2), or takes one for the rule.
         settings = GraphSettings.from_fingerprint(configured.fingerprint, configured.draft_lengths)
-        avoided = hazards.mismatched(configured.fingerprint, configured.draft_lengths)
         return tuple(sorted({*grid, *graphs.batch_sizes_to_add(settings, grid, avoided)}))
     above = [size for size in options.batch_sizes if size > max_num_seqs]
     if above:

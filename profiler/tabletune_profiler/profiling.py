@@ -119,12 +119,35 @@ def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> O
     return Outcome(document, run.seconds_start, run.seconds_sweep, run.seconds_counted, verified)
 
 
+def configure(
+    process: EngineProcess, arguments: tuple[str, ...], draft_lengths: tuple[int, ...] | None
+) -> messages.Configured:
+    """Return what ``arguments`` of ``vllm serve`` mean, from a new engine process.
+
+    Raises :class:`~exit_codes.InputError`, :class:`~exit_codes.NotServableError` or
+    :class:`~exit_codes.EngineError`.
+    """
+    try:
+        (answer,) = process.ask(messages.Configure(arguments, draft_lengths), CONFIGURE_TIMEOUT)
+    except RefusedError as error:
+        raise (NotServableError if error.kind == "unsupported" else InputError)(str(error)) from error
+    except EngineLostError as error:
+        raise EngineError(f"{error.what}\n{error.last_words}") from error
+    assert isinstance(answer, messages.Configured)
+    return answer
+
+
+def log_path(output: Path) -> Path:
+    """Return where the engine's log of ``output`` lies."""
+    return output.with_name(output.name + ".engine.log")
+
+
 class _Run:
     """One profile being taken: the engine process of the moment, the plan and the state."""
 
     def __init__(self, request: Request, reporter: Reporter) -> None:
         self._request, self._reporter = request, reporter
-        self._log = request.output.with_name(request.output.name + ".engine.log")
+        self._log = log_path(request.output)
         self._partial_path = partials.path_of(request.output)
         self._process: EngineProcess | None = None
         self._started = False
@@ -136,6 +159,7 @@ class _Run:
         self._plan: Plan
         self._token_ids: tuple[tuple[int, ...], ...] = ()
         self._max_tokens: tuple[int, ...] = ()
+        self._prompts: tuple[tuple[int, ...], ...] = ()
         self._has_text = True
         self.seconds_start = self.seconds_sweep = self.seconds_counted = 0.0
 
@@ -316,15 +340,7 @@ class _Run:
     def _new_process(self) -> messages.Configured:
         self._process = EngineProcess(self._log)
         self._started = False
-        command = messages.Configure(self._request.arguments, self._request.options.draft_lengths)
-        try:
-            (answer,) = self._process.ask(command, CONFIGURE_TIMEOUT)
-        except RefusedError as error:
-            raise (NotServableError if error.kind == "unsupported" else InputError)(str(error)) from error
-        except EngineLostError as error:
-            raise EngineError(f"{error.what}\n{error.last_words}") from error
-        assert isinstance(answer, messages.Configured)
-        return answer
+        return configure(self._process, self._request.arguments, self._request.options.draft_lengths)
 
     def _start(self) -> None:
         """Start the engine, in a new process where the last one was lost."""
@@ -596,11 +612,14 @@ class _Run:
 
         They are the first of the same set for every batch size, so that the prefix cache spares prefills.
         """
-        most = max(self._plan.batch_sizes)
-        prompts = planning.sweep_prompts(
-            self._token_ids, self._plan.prompt_length, self._configured.vocabulary, count=most
-        )
-        return prompts[:batch_size]
+        if not self._prompts:
+            self._prompts = planning.sweep_prompts(
+                self._token_ids,
+                self._plan.prompt_length,
+                self._configured.vocabulary,
+                count=max(self._plan.batch_sizes),
+            )
+        return self._prompts[:batch_size]
 
     def _tell_evidence(self, counted: Acceptance) -> None:
         longest = max(self._plan.draft_lengths)

@@ -10,7 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -44,7 +44,7 @@ class EngineProcess:
     """One engine process. Use as a context manager: it is gone afterwards, whatever happened."""
 
     def __init__(
-        self, log_path: Path, make_worker: Callable[[], engine_process.Worker] = engine_process.EngineWorker
+        self, log_path: Path, make_worker: engine_process.WorkerMaker = engine_process.EngineWorker
     ) -> None:
         """Start the process, in which what ``make_worker`` returns carries out the commands."""
         self._log_path = log_path
@@ -80,6 +80,8 @@ class EngineProcess:
                     self._kill()
                     raise self._lost(f"the engine hung: nothing heard for {timeout:g} s")
                 message = self._pipe.recv()
+                if isinstance(message, messages.Alive):
+                    continue
                 if isinstance(message, messages.Done):
                     return
                 if isinstance(message, messages.Failed):

@@ -19,7 +19,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,10 +31,15 @@ WARMUP_STEPS = 2
 """Steps dropped after each change of length, besides the two that still carry the old one."""
 SETTLE_STEPS = 2
 """Steps until both verifying and drafting follow a changed lookup."""
+DROPPED_STEPS = SETTLE_STEPS + WARMUP_STEPS
 MOST_VERIFY_TIMES = 10.0
 """A verification takes at most so many times the seconds of pure steps that it is after."""
 VERIFY_BLOCKS = 10
 """Blocks that a verification's steps are cut into, to tell how sure their mean is."""
+
+
+ALIVE_SECONDS = 1.0
+"""Seconds between signs of life."""
 
 
 class CannotFillBatchError(Exception):
@@ -42,14 +47,19 @@ class CannotFillBatchError(Exception):
 
 
 class StepLog:
-    """The steps since it was last emptied; the tap appends to it."""
+    """The steps since it was last emptied; the tap appends to it, and a sign of life follows from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, alive: Callable[[], None] = lambda: None) -> None:
         self.steps: list[Step] = []
+        self._alive = alive
+        self._told_at = 0.0
 
     def __call__(self, step: Step) -> None:
         """Take a step in; called by the tap."""
         self.steps.append(step)
+        if step.result_at - self._told_at >= ALIVE_SECONDS:
+            self._told_at = step.result_at
+            self._alive()
 
 
 class Sweep:
@@ -153,7 +163,6 @@ class Sweep:
                     added += 1
                 seen = len(log.steps)
                 engine.step()
-                yield messages.Alive()
                 near = log.steps[-row:]
                 pure = all(_is_pure(step, command.batch_size) for step in near)
                 if pure and len(near) == row and len(log.steps) > seen:
@@ -201,9 +210,11 @@ class Sweep:
         for _ in range(command.steps * 3 + 50 + 4 * batch_size):
             engine.step()
             self._top_up(batch_size, command.prompts)
-            counted = self._steps_that_count(batch_size, length)
-            if len(counted) >= command.steps:
-                break
+            # Looked at only once there can be enough: what happens between two steps is in their interval.
+            if len(self._log.steps) >= command.steps + DROPPED_STEPS:
+                counted = self._steps_that_count(batch_size, length)
+                if len(counted) >= command.steps:
+                    break
         else:
             raise CannotFillBatchError(
                 f"only {len(counted)} of {command.steps} steps ran with {batch_size} requests decoding at"
@@ -222,12 +233,11 @@ class Sweep:
 
     def _steps_that_count(self, batch_size: int, length: int) -> list[Step]:
         steps = self._log.steps
-        dropped = SETTLE_STEPS + WARMUP_STEPS
         last = len(steps) - 1
         return [
             step
             for index, step in enumerate(steps)
-            if index >= dropped
+            if index >= DROPPED_STEPS
             and all(_is_pure(near, batch_size) for near in steps[index - 2 : min(index + 1, last) + 1])
             and all(near.next_draft_length == length for near in steps[index - 2 : index + 1])
             and (not self._uniform_drafts or step.drafted_tokens == batch_size * length)

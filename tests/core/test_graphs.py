@@ -107,6 +107,20 @@ def test_multiples_of_sixty_leave_no_gap_up_to_length_five() -> None:
     assert set(counts(graphs.batch_sizes_without_full_graph(engine)).values()) == {0}
 
 
+def test_gap_is_what_no_full_graph_is_found_for_although_it_would_fit() -> None:
+    # With 512 tokens as the largest size, more than 128 requests at K=3 are beyond the limit, not in the gap.
+    found = graphs.gap(graph_settings())
+    assert counts(found) == {0: 34, 1: 17, 2: 136}
+    beyond = graphs.gap(graph_settings(capture_sizes=graphs.default_capture_sizes(512)))
+    assert all(size * (length + 1) <= 512 for length, sizes in beyond.items() for size in sizes)
+    assert 3 not in beyond
+
+
+@pytest.mark.parametrize("mode", ["NONE", "PIECEWISE", "FULL"])
+def test_modes_without_graphs_of_one_length_have_no_gap(mode: str) -> None:
+    assert graphs.gap(graph_settings(mode=mode)) == {}
+
+
 def test_token_count_filed_under_another_length_runs_piecewise() -> None:
     # 4 requests with 3 tokens: 12. Sizes 8 and 16 make graphs of 9 and 18 tokens for 3 tokens each, but 16
     # is a graph of the lengths with 1, 2 and 4 tokens each, and 12 is filed there.

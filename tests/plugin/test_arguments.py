@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tabletune.documents import TABLE_KEY
 from tabletune_plugin.engine import arguments
 from tabletune_plugin.engine.arguments import ArgumentsError, ServeArguments
 
@@ -71,7 +72,7 @@ def test_arguments_are_those_of_vllm_serve() -> None:
 @on_engine
 @quietly
 def test_table_of_the_users_own_is_set_aside() -> None:
-    found = parse("org/model", speculative=NGRAM | {arguments.TABLE_KEY: [[1, 4, 3], [5, 8, 0]]})
+    found = parse("org/model", speculative=NGRAM | {TABLE_KEY: [[1, 4, 3], [5, 8, 0]]})
     assert found.had_table
     assert found.speculative_config == NGRAM
 
@@ -166,7 +167,7 @@ def test_shortcuts_of_the_speculative_config_are_put_into_it() -> None:
 @on_engine
 @quietly
 def test_keys_with_hyphens_are_vllms_own_with_underscores() -> None:
-    hyphens = {"method": "ngram", "num-speculative-tokens": 3, arguments.TABLE_KEY.replace("_", "-"): []}
+    hyphens = {"method": "ngram", "num-speculative-tokens": 3, TABLE_KEY.replace("_", "-"): []}
     found = parse("org/model", speculative=hyphens)
     assert found.speculative_config == {"method": "ngram", "num_speculative_tokens": 3}
     assert found.had_table
@@ -204,8 +205,6 @@ def test_configuration_is_that_of_the_api_server_with_a_table_for_every_length(m
     table = config.speculative_config.num_speculative_tokens_per_batch_size
     assert [list(entry) for entry in table] == arguments.startup_table((0, 1, 3), most)
     assert config.speculative_config.num_speculative_tokens == 3
-    fixed = arguments.vllm_config(parsed, (0, 1, 3), with_table=False)
-    assert fixed.speculative_config.num_speculative_tokens_per_batch_size is None
     # The user's own arguments are as they were.
     assert parsed.speculative_config == NGRAM
 

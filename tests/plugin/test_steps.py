@@ -240,8 +240,12 @@ class Executor:
     def __init__(self, *records: bool) -> None:
         self._records = list(records)
         self.names: list[str] = []
+        self.detached = 0
 
-    def collective_rpc(self, method: Any, args: tuple[str, ...]) -> list[bool]:
+    def collective_rpc(self, method: Any, args: tuple[str, ...] = ()) -> list[bool]:
+        if method is spans.detach_in_worker:
+            self.detached += 1
+            return []
         assert method is spans.attach_in_worker
         self.names += args
         return self._records
@@ -251,6 +255,8 @@ def test_without_a_gpu_there_are_no_spans(tap: Tap) -> None:
     executor = Executor(False)
     assert tap.record_spans(executor) is False
     assert tap.gpu_span_ms(0) is None
+    tap.detach()
+    assert executor.detached == 0
     with pytest.raises(FileNotFoundError):
         SharedMemory(name=executor.names[0])
 
@@ -270,3 +276,12 @@ def test_spans_of_rank_0_are_read_by_step_counted_from_the_moment_of_attaching(
     recorder.close()
     tap.detach()
     assert tap.gpu_span_ms(0) is None
+
+
+def test_workers_record_until_the_tap_is_detached(tap: Tap) -> None:
+    executor = Executor(True)
+    tap.record_spans(executor)
+    assert executor.detached == 0
+    tap.detach()
+    tap.detach()
+    assert executor.detached == 1

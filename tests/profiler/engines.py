@@ -50,7 +50,6 @@ def configured(**changes: Any) -> Configured:
         "vocabulary": 49_152,
         "obstacles": (),
         "had_table": False,
-        "mode_without_table": "NONE",
         "uniform_drafts": True,
     }
     fields |= {name: value for name, value in changes.items() if name in fields}

@@ -31,6 +31,10 @@ REFUSALS: dict[str, Callable[[str], Exception]] = {
 class StandIn:
     """Lives and dies as it is told."""
 
+    def __init__(self, tell: Callable[[messages.Message], None]) -> None:
+        """Keep ``tell`` for the words that use it."""
+        self._tell = tell
+
     def carry_out(self, command: messages.Command) -> Iterator[messages.Message]:
         """Do what the first word says, with the others."""
         assert isinstance(command, messages.Configure)
@@ -41,6 +45,11 @@ class StandIn:
                 for done in range(int(number)):
                     time.sleep(float(seconds))
                     yield messages.AcceptanceProgress(done, int(number))
+            case ("live", times, seconds):
+                for _ in range(int(times)):
+                    time.sleep(float(seconds))
+                    self._tell(messages.Alive())
+                yield messages.AcceptanceProgress(1, 1)
             case ("pid",):
                 yield messages.AcceptanceProgress(os.getpid(), os.getpgid(0))
             case ("print", text, times):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from tabletune import documents
 from tabletune_plugin.engine.facts import Obstacle, Severity
-from tabletune_profiler import files, main, messages, profiling, supervising
+from tabletune_profiler import files, main, messages, plotting, profiling, supervising
 from tabletune_profiler.commands import profile as command
 from tabletune_profiler.exit_codes import ExitCode, OutputError
 from tabletune_profiler.supervising import RefusedError
@@ -161,6 +161,23 @@ def test_sigterm_ends_as_an_interrupt_does(engine: ScriptedEngine, output: Path)
     engine.samples = terminated
     assert profile(output).exit_code == ExitCode.INTERRUPTED
     assert names(output.parent) == {"table.json.partial"}
+
+
+def test_sigterm_while_plotting_ends_as_an_interrupt_does_and_a_rerun_only_plots(
+    engine: ScriptedEngine, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminated(document: documents.Document) -> bytes:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return b""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plotting, "png", terminated)
+        assert profile(output, "--plot").exit_code == ExitCode.INTERRUPTED
+    assert names(output.parent) == {"table.json", "table.json.partial"}
+    visits = len(engine.visits)
+    assert profile(output, "--plot").exit_code == ExitCode.OK
+    assert len(engine.visits) == visits
+    assert names(output.parent) == {"table.json", "table.png", "table.svg"}
 
 
 @pytest.mark.parametrize(

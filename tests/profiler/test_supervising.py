@@ -128,6 +128,11 @@ def test_timeout_counts_from_answer_to_answer(process: EngineProcess) -> None:
     assert len(ask(process, "tick", "5", "0.3", timeout=1.2)) == 5
 
 
+def test_signs_of_life_keep_a_long_command_alive_and_are_no_answers(process: EngineProcess) -> None:
+    ask(process, "count", "1")  # it is up
+    assert ask(process, "live", "5", "0.3", timeout=1.2) == [AcceptanceProgress(1, 1)]
+
+
 def test_closed_pipe_of_a_living_process_is_told(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervising, "ENDING_SECONDS", 0.5)
     monkeypatch.setattr(supervising, "SHUTDOWN_SECONDS", 0.1)

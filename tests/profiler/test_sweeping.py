@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -263,3 +263,20 @@ def test_acceptance_keeps_the_concurrency_asked_for() -> None:
 def test_first_steps_dropped_are_the_settling_and_the_warming() -> None:
     # The stand-in's rule above, four steps after a change, is what the sweep drops.
     assert sweeping.SETTLE_STEPS + sweeping.WARMUP_STEPS == 4
+
+
+# Signs of life
+
+
+def test_steps_tell_that_the_engine_lives_once_a_second_at_most() -> None:
+    told: list[float] = []
+    engine = Engine()
+    engine.add(PROMPTS[0], 9, ignore_eos=True)
+    while not engine.log.steps:
+        engine.step()
+    step = engine.log.steps[0]
+    log = StepLog(lambda: told.append(len(log.steps)))
+    for tenth in range(35):
+        log(replace(step, result_at=100.0 + tenth / 10))
+    assert told == [1, 11, 21, 31]
+    assert len(log.steps) == 35

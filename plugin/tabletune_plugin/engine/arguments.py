@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-TABLE_KEY = "num_speculative_tokens_per_batch_size"
+from tabletune.documents import TABLE_KEY
 
 _SHORTCUTS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
 """vLLM's options for single keys of the speculative config (``EngineArgs.create_speculative_config``)."""
@@ -155,38 +155,30 @@ def startup_table(draft_lengths: Sequence[int], max_num_seqs: int) -> list[list[
     return table
 
 
-def vllm_config(arguments: ServeArguments, draft_lengths: Sequence[int], *, with_table: bool = True) -> Any:
+def vllm_config(arguments: ServeArguments, draft_lengths: Sequence[int]) -> Any:
     """Return vLLM's ``VllmConfig`` for serving with ``arguments`` and the start-up table.
 
     It is made as the API server makes it, whose defaults (``max_num_seqs`` for one) differ from those
-    of vLLM's ``LLM`` class. With ``with_table`` false the engine is configured for a fixed length, to
-    see what having a table changes. Raises :class:`ArgumentsError` with vLLM's reason where it refuses.
+    of vLLM's ``LLM`` class. Raises :class:`ArgumentsError` with vLLM's reason where it refuses.
     """
+    # The largest batch size is known only after vLLM has filled in its default, so the first round has a
+    # table that fits any.
+    fitting_any = [[1, 1, max(draft_lengths)]]
+    most = _vllm_config(arguments, fitting_any).scheduler_config.max_num_seqs
+    return _vllm_config(arguments, startup_table(draft_lengths, most))
+
+
+def _vllm_config(arguments: ServeArguments, table: list[list[int]]) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    config: Any = None
-    # The largest batch size is known only after vLLM has filled in its default, so the first of the two
-    # rounds has a table that fits any.
-    tables: list[list[list[int]] | None] = [None]
-    if with_table:
-        tables = [[[1, 1, length] for length in [max(draft_lengths)]]]
-    for _ in range(2 if with_table else 1):
-        settings = dict(arguments.speculative_config)
-        if tables[-1] is not None:
-            settings[TABLE_KEY] = tables[-1]
-        # vLLM fills in what it is given, and would take the first round's defaults for the user's wishes.
-        namespace = copy.deepcopy(arguments.namespace)
-        namespace.speculative_config = settings
-        try:
-            config = AsyncEngineArgs.from_cli_args(namespace).create_engine_config(
-                UsageContext.OPENAI_API_SERVER
-            )
-        except (ValueError, OSError, TypeError, KeyError, NotImplementedError, ImportError) as error:
-            raise ArgumentsError(f"vLLM refuses this configuration: {_first_lines(error)}") from error
-        if with_table:
-            tables.append(startup_table(draft_lengths, config.scheduler_config.max_num_seqs))
-    return config
+    # vLLM fills in what it is given, and would take one round's defaults for the user's wishes in the next.
+    namespace = copy.deepcopy(arguments.namespace)
+    namespace.speculative_config = {**arguments.speculative_config, TABLE_KEY: table}
+    try:
+        return AsyncEngineArgs.from_cli_args(namespace).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except (ValueError, OSError, TypeError, KeyError, NotImplementedError, ImportError) as error:
+        raise ArgumentsError(f"vLLM refuses this configuration: {_first_lines(error)}") from error
 
 
 def _first_lines(error: BaseException) -> str:

@@ -36,9 +36,11 @@ class DrivenEngine:
             self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=True)
         except Exception as error:
             raise EngineStartError(f"vLLM did not start: {type(error).__name__}: {error}") from error
-        self._config = config
         self._scheduler: Any = self._core.scheduler
         self._serial = 0
+        # Read once: vLLM reads it from the model's folder each time.
+        self._generation_config: dict[str, Any] = config.model_config.try_get_generation_config()
+        self._eos_token_id = _eos_token_id(config)
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         self.tap = steps.attach(self._scheduler, on_step)
         self.asynchronous: bool = self._core.batch_queue is not None
@@ -57,8 +59,7 @@ class DrivenEngine:
         # Greedy: acceptance is then the agreement of two argmaxes, and a rerun gives the same tokens.
         sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=ignore_eos)
         if not ignore_eos:
-            generation_config = self._config.model_config.try_get_generation_config()
-            sampling.update_from_generation_config(generation_config, self._eos_token_id())
+            sampling.update_from_generation_config(self._generation_config, self._eos_token_id)
         request = EngineCoreRequest(
             request_id=f"tabletune-{self._serial}",
             prompt_token_ids=list(token_ids),
@@ -107,9 +108,10 @@ class DrivenEngine:
         self.tap.detach()
         self._core.shutdown()
 
-    def _eos_token_id(self) -> int | None:
-        eos = getattr(self._config.model_config.hf_config, "eos_token_id", None)
-        return eos[0] if isinstance(eos, list) else eos
+
+def _eos_token_id(config: Any) -> int | None:
+    eos = getattr(config.model_config.hf_config, "eos_token_id", None)
+    return eos[0] if isinstance(eos, list) else eos
 
 
 def tokenizer(config: Any) -> Any:

@@ -73,6 +73,7 @@ class Tap:
         self._queued = False
         self._complained = False
         self._spans: gpu_spans.Spans | None = None
+        self._executor: Any = None
         self._original_lookup = scheduler.dynamic_sd_lookup
         self._update_from_output = scheduler.update_from_output
         scheduler.update_from_output = self._on_update
@@ -100,7 +101,7 @@ class Tap:
         if not any(executor.collective_rpc(gpu_spans.attach_in_worker, args=(spans.name,))):
             spans.close()
             return False
-        self._spans = spans
+        self._spans, self._executor = spans, executor
         self._number = 0
         return True
 
@@ -109,10 +110,11 @@ class Tap:
         return self._spans.read(number) if self._spans is not None else None
 
     def detach(self) -> None:
-        """Give the scheduler its own method and lookup back."""
+        """Give the scheduler its own method and lookup back, and the workers theirs."""
         self._scheduler.update_from_output = self._update_from_output
         self._scheduler.dynamic_sd_lookup = self._original_lookup
         if self._spans is not None:
+            self._executor.collective_rpc(gpu_spans.detach_in_worker)
             self._spans.close()
             self._spans = None
 

@@ -11,12 +11,11 @@ import typer
 from rich.text import Text
 
 from tabletune_plugin.engine.facts import Obstacle, Severity
-from tabletune_profiler import checking, consoles, supervising
+from tabletune_profiler import checking, consoles, profiling, supervising
 from tabletune_profiler.commands import parameters
 from tabletune_profiler.commands.parameters import JsonOption, ServeArguments
-from tabletune_profiler.exit_codes import EngineError, ExitCode, InputError, NotServableError
-from tabletune_profiler.messages import Configure, Configured
-from tabletune_profiler.profiling import CONFIGURE_TIMEOUT
+from tabletune_profiler.exit_codes import ExitCode
+from tabletune_profiler.messages import Configured
 
 
 def check(
@@ -59,14 +58,7 @@ def _configure(arguments: tuple[str, ...], lengths: tuple[int, ...] | None) -> C
     with tempfile.TemporaryDirectory(prefix="tabletune-check-") as folder:
         log = Path(folder) / "engine.log"
         with supervising.EngineProcess(log) as process:
-            try:
-                (answer,) = process.ask(Configure(arguments, lengths), CONFIGURE_TIMEOUT)
-            except supervising.RefusedError as error:
-                raise (NotServableError if error.kind == "unsupported" else InputError)(str(error)) from error
-            except supervising.EngineLostError as error:
-                raise EngineError(f"{error.what}\n{error.last_words}") from error
-    assert isinstance(answer, Configured)
-    return answer
+            return profiling.configure(process, arguments, lengths)
 
 
 def _report(configured: Configured, found: tuple[Obstacle, ...]) -> dict[str, Any]:

@@ -152,13 +152,9 @@ def profile(
         control=change_control(
             Control(),
             {
-                name: value
-                for name, value in {
-                    "tieTolerance": tie_tolerance,
-                    "narrowRange": narrow_range,
-                    "mergeTolerance": merge_tolerance,
-                }.items()
-                if value is not None
+                "tieTolerance": tie_tolerance,
+                "narrowRange": narrow_range,
+                "mergeTolerance": merge_tolerance,
             },
         ),
         output=output,
@@ -170,6 +166,12 @@ def profile(
     with _alone(output), _signals_stop(), progress.reporter() as reporter:
         try:
             outcome = profiling.take(request, reporter, lambda: datetime.now(UTC))
+            files.write(output, documents.dump(outcome.document))
+            if plot:
+                for picture in _plot(output, outcome.document):
+                    reporter.note(f"Drawn: {picture}")
+            # Last, so that a stop until then leaves what the same command goes on from.
+            partials.path_of(output).unlink(missing_ok=True)
         except KeyboardInterrupt:
             kept = partials.path_of(output)
             raise StoppedError(
@@ -178,13 +180,8 @@ def profile(
                 else "Stopped before anything was measured."
             ) from None
         except (InputError, NotServableError):
-            _remove_empty(output.with_name(output.name + ".engine.log"))
+            _remove_empty(profiling.log_path(output))
             raise
-        files.write(output, documents.dump(outcome.document))
-        partials.path_of(output).unlink(missing_ok=True)
-        if plot:
-            for picture in _plot(output, outcome.document):
-                reporter.note(f"Drawn: {picture}")
         reporter.note(f"Written: {output}")
     if sys.stdout.isatty():
         consoles.show(*_verification(outcome))

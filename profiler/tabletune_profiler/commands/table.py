@@ -69,9 +69,7 @@ def table(
         "allowedLengths": None if lengths is None else parameters.lengths(lengths),
         "pinned": None if not pin else _pinned(pin),
     }
-    control = change_control(
-        document.control, {key: value for key, value in changes.items() if value is not None}
-    )
+    control = change_control(document.control, changes)
     if pin and control.pinned and (last := control.pinned[-1][1]) > document.max_batch_size:
         raise InputError(
             f"--pin: {last} is beyond the table's last batch size, {document.max_batch_size}."
@@ -86,8 +84,12 @@ def table(
 
 
 def change_control(control: Control, changes: dict[str, Any]) -> Control:
-    """Return ``control`` with ``changes`` by their names in JSON; raises :class:`InputError`."""
-    content = control.model_dump(by_alias=True, mode="json") | changes
+    """Return ``control`` with ``changes`` by their names in JSON; raises :class:`InputError`.
+
+    A change of ``None`` is an option that was not given: the setting stays as it is.
+    """
+    given = {name: value for name, value in changes.items() if value is not None}
+    content = control.model_dump(by_alias=True, mode="json") | given
     try:
         return documents.validate_as(Control, content)
     except DocumentError as error:
