@@ -51,7 +51,12 @@ def assemble(
     safe = hazards.keep_off(goodput, hazardous, profile.draft_lengths, control.allowed_lengths)
     table = tables.compute(safe, profile.draft_lengths, control)
     prediction = predictions.predict(
-        goodput, profile.draft_lengths, profile.batch_sizes, table, control.allowed_lengths
+        goodput,
+        profile.draft_lengths,
+        profile.batch_sizes,
+        table,
+        control.allowed_lengths,
+        predictions.off_goodput(profile),
     )
     return Document(
         generation=generation,

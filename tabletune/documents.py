@@ -25,6 +25,7 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
@@ -133,8 +134,18 @@ def _whole_second(moment: datetime) -> datetime:
         raise ValueError("must be a time between the years 1 and 9999 in UTC") from error
 
 
+def _text_or_moment(value: object) -> object:
+    """Refuse a number, which pydantic would take for seconds, or milliseconds, since 1970."""
+    if isinstance(value, datetime) or (isinstance(value, str) and re.match(r"\d{4}-", value)):
+        return value
+    raise _FaultError("", _found(value), "must be a time with its zone in text, as in 2026-11-30T09:15:00Z")
+
+
 Timestamp = Annotated[
-    AwareDatetime, AfterValidator(_whole_second), PlainSerializer(_utc_text, return_type=str)
+    AwareDatetime,
+    BeforeValidator(_text_or_moment),
+    AfterValidator(_whole_second),
+    PlainSerializer(_utc_text, return_type=str),
 ]
 # Numbers are strict: a number in quotes or a boolean in its place is somebody's mistake. A float may be
 # written as an integer.
@@ -265,6 +276,10 @@ class Profile(Model):
     interval_ms: Grid[Milliseconds | None] = ()
     """Median time from result to result of the same steps, in milliseconds: above a GPU span by what the GPU
     waits for the host. Empty where the measure is the interval itself."""
+    off_ms: Row[Milliseconds | None] = ()
+    """Median time in milliseconds of a step with speculation off, by batch size: nothing drafted, and no pass
+    of the drafter either, which vLLM runs at draft length 0 for drafters that are models. Empty for other
+    drafters, whose speculation off is length 0."""
     spread_ms: Grid[Spread | None]
     """Interquartile range of the step times in milliseconds."""
     samples: Grid[Count]
@@ -298,6 +313,10 @@ class Profile(Model):
                     f"{len(grid)} rows of {sorted({len(row) for row in grid})} columns",
                     f"must have {rows} rows (draftLengths) of {columns} columns (batchSizes)",
                 )
+        if self.off_ms and len(self.off_ms) != columns:
+            raise _FaultError(
+                "offMs", f"{len(self.off_ms)} entries", f"must have {columns}, one per batch size, or none"
+            )
         reasons = {(cell.batch_size, cell.draft_length) for cell in self.excluded}
         for row, draft_length in enumerate(self.draft_lengths):
             for column, batch_size in enumerate(self.batch_sizes):
@@ -482,7 +501,7 @@ class Prediction(Model):
     fixed_length: DraftLength
     """That length."""
     off: tuple[Goodput, ...]
-    """Without speculation."""
+    """With speculation off: of `profile.offMs` where that is known, of draft length 0 otherwise."""
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Self:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tabletune import documents, tables
 from tabletune.acceptance import Rates, expected_tokens_of
+from tabletune.documents import Graph, Profile
 
 
 class PredictionError(ValueError):
@@ -42,14 +43,39 @@ def goodput(
     return kept
 
 
+def off_goodput(profile: Profile) -> NDArray[np.float64]:
+    """Return kept tokens per second with speculation off at the profile's batch sizes; empty if not timed.
+
+    An engine without speculation has but one draft length, so its graphs have no gap (ENGINE.md 2). Where
+    length 0 found no full graph and other batch sizes did, the time is therefore not that of ``off_ms``
+    but interpolated between its neighbours with one. NaN where nothing is known.
+    """
+    if not profile.off_ms:
+        return np.array([])
+    batch_sizes = np.asarray(profile.batch_sizes, dtype=np.float64)
+    times = np.array([np.nan if time is None else time for time in profile.off_ms], dtype=np.float64)
+    known = np.isfinite(times)
+    if 0 in profile.draft_lengths:
+        kinds = profile.graph[profile.draft_lengths.index(0)]
+        full = known & np.array([kind is Graph.FULL for kind in kinds])
+        gap = known & ~full & (batch_sizes < np.max(batch_sizes[full], initial=0.0))
+        if gap.any():
+            times[gap] = np.interp(batch_sizes[gap], batch_sizes[full], times[full])
+    return batch_sizes / times * 1000.0
+
+
 def predict(
     goodput: NDArray[np.float64],
     draft_lengths: Sequence[int],
     batch_sizes: Sequence[int],
     table: documents.Table,
     allowed: Sequence[int] = (),
+    off: Sequence[float] | NDArray[np.float64] = (),
 ) -> documents.Prediction:
     """Return the predicted goodput at ``batch_sizes``, those of the profile's grid.
+
+    ``off`` is the goodput with speculation off at each of ``batch_sizes`` (:func:`off_goodput`); that of
+    length 0 stands in where it is empty or not finite.
 
     ``best`` and ``fixed`` choose among the ``allowed`` lengths (all of ``draft_lengths`` where empty).
     ``fixed`` is the length with the highest geometric mean over ``batch_sizes``: in it a loss of 10% at
@@ -57,8 +83,8 @@ def predict(
 
     A batch size where the table or length 0 has no price is left out: nothing can be told against it.
 
-    Raises :class:`PredictionError` where length 0, speculation off, was not profiled, since gains are told
-    against it; where a batch size lies beyond the table; and where no batch size or no length is left.
+    Raises :class:`PredictionError` where length 0 was not profiled, since gains are told against it; where a
+    batch size lies beyond the table; and where no batch size or no length is left.
     """
     lengths = tables.allowed_lengths(draft_lengths, allowed)
     if 0 not in draft_lengths:
@@ -85,6 +111,10 @@ def predict(
             " time. Profile the excluded cells again, or pin other lengths."
         )
     columns = np.asarray(told, dtype=np.intp) - 1
+    at_zero = goodput[rows[0], columns]
+    if len(off):
+        without = np.asarray(off)[[list(batch_sizes).index(batch_size) for batch_size in told]]
+        at_zero = np.where(np.isfinite(without), without, at_zero)
     # No choice may fall on a cell without a price, and its logarithm is minus infinity.
     known = np.where(np.isfinite(goodput), goodput, 0.0)[[rows[length] for length in lengths]][:, columns]
     whole = np.flatnonzero(np.all(known > 0, axis=1))
@@ -101,7 +131,7 @@ def predict(
         best_length=tuple(lengths[row] for row in np.argmax(known, axis=0)),
         fixed=tuple(known[fixed].tolist()),
         fixed_length=lengths[fixed],
-        off=tuple(goodput[rows[0], columns].tolist()),
+        off=tuple(at_zero.tolist()),
     )
 
 

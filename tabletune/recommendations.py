@@ -64,9 +64,10 @@ def _without_table(prediction: Prediction, control: Control, reason: str) -> Rec
     gained = predictions.gain(prediction.fixed, prediction.off)
     length = prediction.fixed_length
     if length == 0:
+        allowed = "allowed" if control.allowed_lengths else "fixed"
         return Recommendation(
             kind=RecommendationKind.OFF,
-            reason=f"{reason} No fixed draft length gains over speculation off.",
+            reason=f"{reason} No {allowed} draft length gains over speculation off.",
         )
     if gained <= control.tie_tolerance:
         return _off(

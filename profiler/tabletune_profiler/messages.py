@@ -48,6 +48,9 @@ class TimeCells:
     """Steps that count, per visit."""
     prompts: tuple[tuple[int, ...], ...]
     """Token ids that the requests start from, used in turn."""
+    off_steps: int = 0
+    """Steps to time with speculation off, in the middle of the visits; 0 for none. Answered by
+    :class:`OffTimed`, where the drafter can be left out."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,14 @@ class CellTimed:
 
 
 @dataclass(frozen=True)
+class OffTimed:
+    """Steps of one batch size with speculation off: nothing drafted, and no pass of the drafter either."""
+
+    batch_size: int
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
 class CellUnreachable:
     """The engine lives, but never ran that many requests at once."""
 
@@ -239,6 +250,7 @@ Message = (
     | Tokenized
     | CellStarted
     | CellTimed
+    | OffTimed
     | CellUnreachable
     | PromptsTimed
     | AcceptanceProgress

@@ -8,6 +8,7 @@ is removed when the document is complete.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,13 @@ class CellRecord(Model):
     """Whether the engine died or hung there."""
 
 
+class OffRecord(Model):
+    """The samples of one batch size with speculation off."""
+
+    batch_size: int
+    samples: tuple[SampleRow, ...]
+
+
 class MixedRecord(Model):
     """What prompts added in one mixed cell."""
 
@@ -74,6 +82,7 @@ class Partial(Model):
     """Hash of everything else that decides what the numbers mean (:func:`settings_hash`)."""
     acceptance: AcceptanceRecord | None = None
     cells: tuple[CellRecord, ...] = ()
+    off: tuple[OffRecord, ...] = ()
     mixed: tuple[MixedRecord, ...] = ()
 
 
@@ -109,6 +118,16 @@ def write(path: Path, partial: Partial) -> None:
     files.write_atomically(path, documents.dump(partial))
 
 
+def put_aside(path: Path) -> Path:
+    """Rename the partial profile at ``path`` to a name that is free, and return that."""
+    aside = path.with_name(path.name + ".old")
+    for number in itertools.count(2):
+        if not aside.exists():
+            break
+        aside = path.with_name(f"{path.name}.old.{number}")
+    return path.replace(aside)
+
+
 def rows(samples: Sequence[Sample]) -> tuple[SampleRow, ...]:
     """Return ``samples`` as they are stored."""
     return tuple(
@@ -122,7 +141,7 @@ def rows(samples: Sequence[Sample]) -> tuple[SampleRow, ...]:
     )
 
 
-def samples(record: CellRecord) -> list[Sample]:
+def samples(record: CellRecord | OffRecord) -> list[Sample]:
     """Return the samples of ``record``."""
     return [Sample(row.interval_ms, row.gpu_span_ms, row.drafted_tokens, row.graph) for row in record.samples]
 

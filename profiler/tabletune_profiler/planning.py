@@ -16,6 +16,8 @@ from tabletune import graphs, hazards
 from tabletune.graphs import GraphSettings
 from tabletune_profiler.messages import Configured
 
+VISITS = 2
+"""Times that each length is visited within a batch size: on the way up and on the way down."""
 SPARE_TOKENS = 4_096
 """Output tokens of a request that is to decode until it is aborted; the model's length may end it before."""
 
@@ -108,8 +110,10 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
     for batch_size in order.permutation(batch_sizes).tolist():
         there = [k for k in order.permutation(lengths).tolist() if batch_size not in avoided[k]]
         columns.append(Column(batch_size, (*there, *reversed(there))))
-    steps_per_visit = max(1, options.steps // 2)
-    growth = _growth(lengths, steps_per_visit)
+    steps_per_visit = max(1, options.steps // VISITS)
+    # Speculation off is timed like a length of its own (`profiling`).
+    timed = (*lengths, 0) if configured.uniform_drafts else lengths
+    growth = _growth(timed, steps_per_visit)
     if options.context_length < 16 or options.context_length + growth > configured.max_model_len:
         raise PlanError(
             f"--context-length {options.context_length} does not fit: with {growth} tokens that requests grow"
@@ -172,7 +176,7 @@ def _batch_sizes(
 
 def _growth(lengths: Sequence[int], steps_per_visit: int) -> int:
     """Return how many tokens a request grows by in a column if about half the guesses are kept."""
-    steps = 2 * (steps_per_visit + 6)
+    steps = VISITS * (steps_per_visit + 6)
     return sum(steps * (1 + length // 2) for length in lengths)
 
 

@@ -270,7 +270,7 @@ def _draw_goodput(axes: Axes, document: Document) -> None:
     axes.grid(axis="y", color="#e4e4e4", lw=0.8)
     axes.set_axisbelow(True)
     axes.set_xlabel("batch size B; below, kept tokens per second with the table")
-    axes.set_ylabel("times the goodput of K=0")
+    axes.set_ylabel("times the goodput without speculation")
     _draw_ranges(axes, document)
 
 

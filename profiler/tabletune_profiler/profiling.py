@@ -191,8 +191,7 @@ class _Run:
         if partial is None:
             return
         if partial.fingerprint != self._configured.fingerprint or partial.settings != self._settings():
-            aside = self._partial_path.with_name(self._partial_path.name + ".old")
-            self._partial_path.replace(aside)
+            aside = partials.put_aside(self._partial_path)
             self._reporter.warn(
                 f"{self._partial_path} is of another engine or other options. It is kept as {aside.name},"
                 " and the profile starts anew."
@@ -212,6 +211,7 @@ class _Run:
                 settings=self._settings(),
                 acceptance=self._state.acceptance,
                 cells=tuple(self._state.cells[key] for key in sorted(self._state.cells)),
+                off=tuple(self._state.off[key] for key in sorted(self._state.off)),
                 mixed=tuple(self._state.mixed.values()),
             ),
         )
@@ -272,6 +272,11 @@ class _Run:
                 " --steps."
             )
         self._tell_graphs(profile)
+        if self._configured.uniform_drafts and not profile.off_ms:
+            self._reporter.warn(
+                "Draft length 0 still runs the drafter once a step, and without its pass no step could be"
+                " timed: gains over speculation off are told against length 0, and are too high by that pass."
+            )
         try:
             return assembling.assemble(
                 fingerprint=self._configured.fingerprint,
@@ -528,7 +533,11 @@ class _Run:
         visits = list(column.visits)
         while visits:
             command = messages.TimeCells(
-                column.batch_size, tuple(visits), steps, self._sweep_prompts(column.batch_size)
+                column.batch_size,
+                tuple(visits),
+                steps,
+                self._sweep_prompts(column.batch_size),
+                self._off_steps(column.batch_size, steps),
             )
             current = visits[0]
             try:
@@ -544,6 +553,8 @@ class _Run:
                             self._reporter.advance(
                                 done, batch_size=column.batch_size, draft_length=answer.draft_length
                             )
+                        case messages.OffTimed():
+                            self._state.add_off(answer)
                         case messages.CellUnreachable(batch_size, length, reason):
                             if (batch_size, length) not in self._state.cells:
                                 self._state.exclude(batch_size, length, reason)
@@ -559,6 +570,15 @@ class _Run:
                     )
                     visits = [k for k in visits if k != current]
                 self.keep()
+
+    def _off_steps(self, batch_size: int, steps: int) -> int:
+        """Return how many steps to time with speculation off, as many as the visits of a length together.
+
+        0 where that is known already, and for drafters that look into text: they have no pass to leave out.
+        """
+        if not self._configured.uniform_drafts or batch_size in self._state.off:
+            return 0
+        return planning.VISITS * steps
 
     def _wide_columns(self) -> list[Column]:
         """Return the cells whose time is not sure enough to tell lengths apart, by batch size."""

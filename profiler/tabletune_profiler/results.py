@@ -64,6 +64,7 @@ def profile(plan: Plan, state: State, configured: messages.Configured, options: 
             "intervalMs": grid(lambda cell: round(cell.interval_ms, 4), None)
             if measure is Measure.GPU_SPAN
             else (),
+            "offMs": _off(plan, state, measure),
             "spreadMs": grid(lambda cell: round(cell.spread_ms, 4), None),
             "samples": grid(lambda cell: cell.samples, 0),
             "graph": grid(lambda cell: Graph.NONE if without_graphs else cell.graph, None),
@@ -81,6 +82,20 @@ def profile(plan: Plan, state: State, configured: messages.Configured, options: 
                 if (batch_size, length) not in found
             ),
         }
+    )
+
+
+def _off(plan: Plan, state: State, measure: Measure) -> tuple[float | None, ...]:
+    """Return the step time with speculation off at each batch size; nothing where none was timed."""
+    timed = {
+        batch_size: cells.summarise(partials.samples(record), measure)
+        for batch_size, record in state.off.items()
+    }
+    if not any(timed.values()):
+        return ()
+    return tuple(
+        round(cell.step_time_ms, 4) if (cell := timed.get(batch_size)) is not None else None
+        for batch_size in plan.batch_sizes
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tabletune_profiler import messages, partials
-from tabletune_profiler.partials import CellRecord, MixedRecord, Partial
+from tabletune_profiler.partials import CellRecord, MixedRecord, OffRecord, Partial
 from tabletune_profiler.planning import Column, MixedCell
 
 OUT_OF_TIME = "--time-budget"
@@ -21,6 +21,7 @@ class State:
 
     acceptance: partials.AcceptanceRecord | None = None
     cells: dict[tuple[int, int], CellRecord] = field(default_factory=dict)
+    off: dict[int, OffRecord] = field(default_factory=dict)
     mixed: dict[MixedCell, MixedRecord] = field(default_factory=dict)
 
     @classmethod
@@ -34,6 +35,7 @@ class State:
                 for cell in partial.cells
                 if not cell.excluded.startswith(OUT_OF_TIME)
             },
+            off={record.batch_size: record for record in partial.off},
             mixed={
                 MixedCell(record.batch_size, record.draft_length, record.prompt_tokens): record
                 for record in partial.mixed
@@ -50,6 +52,11 @@ class State:
             samples=(*(earlier.samples if earlier else ()), *partials.rows(timed.samples)),
             visits=1 + (earlier.visits if earlier else 0),
         )
+
+    def add_off(self, timed: messages.OffTimed) -> None:
+        """Take in the steps of one batch size with speculation off."""
+        rows = partials.rows(timed.samples)
+        self.off[timed.batch_size] = OffRecord(batch_size=timed.batch_size, samples=rows)
 
     def visits_left(self, column: Column) -> tuple[int, ...]:
         """Return the visits of ``column`` that were not made yet, in their order."""

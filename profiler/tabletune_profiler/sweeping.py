@@ -15,6 +15,7 @@ drain have killed engines (ENGINE.md 3).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -73,18 +74,35 @@ class Sweep:
         self._added = 0
 
     def time_cells(self, command: messages.TimeCells) -> Iterator[messages.Message]:
-        """Yield a :class:`~messages.CellTimed` per visit of ``command``, or why a cell has none."""
+        """Yield a :class:`~messages.CellTimed` per visit of ``command``, or why a cell has none.
+
+        Speculation off is timed in the middle, where a steady drift of the engine's speed gives it the mean
+        of what it gives the visits before and after.
+        """
         batch_size, length = command.batch_size, command.visits[0]
         yield messages.CellStarted(batch_size, length)
         try:
             self._engine.set_draft_length(length)
             self._fill(batch_size, command.prompts)
-            for length in command.visits:
+            unreachable: set[int] = set()
+            for done, length in enumerate(command.visits):
+                if length in unreachable:
+                    continue
                 yield messages.CellStarted(batch_size, length)
-                yield self._visit(batch_size, length, command)
+                if command.off_steps and done == len(command.visits) // 2:
+                    yield from self._visit_off(command, length)
+                try:
+                    samples = self._visit(batch_size, length, command.steps, command.prompts)
+                except CannotFillBatchError as error:
+                    # Longer drafts need more of the KV cache and of the token budget; others may fit.
+                    unreachable.add(length)
+                    yield messages.CellUnreachable(batch_size, length, str(error))
+                    continue
+                counted = sum(sample.interval_ms for sample in samples) / 1e3
+                yield messages.CellTimed(batch_size, length, samples, seconds_counted=counted)
         except CannotFillBatchError as error:
-            for missing in dict.fromkeys(command.visits[command.visits.index(length) :]):
-                yield messages.CellUnreachable(batch_size, missing, str(error))
+            for length in dict.fromkeys(command.visits):
+                yield messages.CellUnreachable(batch_size, length, str(error))
         finally:
             self._engine.abort_all()
 
@@ -202,33 +220,49 @@ class Sweep:
             prompt = prompts[self._added % len(prompts)]
             self._engine.add(prompt, planning.SPARE_TOKENS, ignore_eos=True)
 
-    def _visit(self, batch_size: int, length: int, command: messages.TimeCells) -> messages.CellTimed:
+    def _visit_off(self, command: messages.TimeCells, following: int) -> Iterator[messages.OffTimed]:
+        """Yield the steps of the batch without the drafter's pass, where it can be left out.
+
+        It is left out before the first step of length 0 and taken in after the last: a batch size at which
+        the drafter's pass may kill the engine (``hazards``) can be timed without it.
+        """
+        engine = self._engine
+        if not engine.skip_drafter(True):
+            return
+        try:
+            with contextlib.suppress(CannotFillBatchError):  # then length 0 stands in
+                samples = self._visit(command.batch_size, 0, command.off_steps, command.prompts)
+                yield messages.OffTimed(command.batch_size, samples)
+            engine.set_draft_length(following)
+            for _ in range(SETTLE_STEPS):
+                engine.step()
+        finally:
+            engine.skip_drafter(False)
+
+    def _visit(
+        self, batch_size: int, length: int, most: int, prompts: Sequence[Sequence[int]]
+    ) -> tuple[messages.Sample, ...]:
+        """Return ``most`` steps that count, all of ``batch_size`` requests at draft length ``length``."""
         engine, log = self._engine, self._log
         engine.set_draft_length(length)
         log.steps.clear()
         counted: list[Step] = []
-        for _ in range(command.steps * 3 + 50 + 4 * batch_size):
+        for _ in range(most * 3 + 50 + 4 * batch_size):
             engine.step()
-            self._top_up(batch_size, command.prompts)
+            self._top_up(batch_size, prompts)
             # Looked at only once there can be enough: what happens between two steps is in their interval.
-            if len(self._log.steps) >= command.steps + DROPPED_STEPS:
+            if len(self._log.steps) >= most + DROPPED_STEPS:
                 counted = self._steps_that_count(batch_size, length)
-                if len(counted) >= command.steps:
+                if len(counted) >= most:
                     break
         else:
             raise CannotFillBatchError(
-                f"only {len(counted)} of {command.steps} steps ran with {batch_size} requests decoding at"
+                f"only {len(counted)} of {most} steps ran with {batch_size} requests decoding at"
                 f" draft length {length}: requests were preempted (KV cache full) or the length was not used"
             )
-        spans = self._spans(counted)
-        return messages.CellTimed(
-            batch_size,
-            length,
-            tuple(
-                messages.Sample(step.interval_ms, span, step.drafted_tokens, step.graph)
-                for step, span in zip(counted, spans, strict=True)
-            ),
-            seconds_counted=sum(step.interval_ms for step in counted) / 1e3,
+        return tuple(
+            messages.Sample(step.interval_ms, span, step.drafted_tokens, step.graph)
+            for step, span in zip(counted, self._spans(counted), strict=True)
         )
 
     def _steps_that_count(self, batch_size: int, length: int) -> list[Step]:

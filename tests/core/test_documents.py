@@ -182,6 +182,8 @@ BAD_VALUES: list[tuple[str, object, str]] = [
     ("generation", 0, "generation"),
     ("generation", 10**400, "generation"),
     ("createdAt", "yesterday", "createdAt"),
+    ("createdAt", 1_764_470_000, "createdAt"),
+    ("createdAt", "1764470000", "createdAt"),
     ("createdAt", "2026-11-29T12:00:00", "createdAt"),
     ("createdAt", "0001-01-01T00:00:00+14:00", "createdAt"),
     ("fingerprint.runner", "V3", "fingerprint.runner"),

@@ -55,6 +55,52 @@ def test_prediction_tells_table_best_fixed_and_off_at_the_grids_batch_sizes() ->
     assert found.off == (100.0, 200.0, 400.0)
 
 
+def test_off_is_what_was_timed_without_the_drafter_where_that_is_known() -> None:
+    found = predictions.predict(GOODPUT, (0, 1, 2), (1, 2, 4), TABLE, off=(110.0, np.nan, 420.0))
+    assert found.off == (110.0, 200.0, 420.0)
+    # Batch size 1 is left out; the others keep theirs.
+    gap = GOODPUT.copy()
+    gap[0, 0] = np.nan
+    assert predictions.predict(gap, (0, 1, 2), (1, 2, 4), TABLE, off=(1.0, 2.0, 3.0)).off == (2.0, 3.0)
+
+
+def off_profile(off_ms: tuple[float | None, ...], graph: tuple[str, ...]) -> documents.Profile:
+    columns = len(graph)
+    return documents.Profile.model_validate(
+        {
+            "batchSizes": [1, 2, 4, 8][:columns],
+            "draftLengths": [0],
+            "measure": "gpuSpan",
+            "stepTimeMs": [[20.0] * columns],
+            "offMs": off_ms,
+            "spreadMs": [[0.1] * columns],
+            "samples": [[30] * columns],
+            "graph": [graph],
+            "contextLength": 256,
+        }
+    )
+
+
+def test_goodput_with_speculation_off_is_a_token_per_request_and_step() -> None:
+    found = predictions.off_goodput(off_profile((10.0, 10.0, None), ("full",) * 3))
+    assert found[:2] == pytest.approx((100.0, 200.0))
+    assert np.isnan(found[2])
+    assert not len(predictions.off_goodput(off_profile((), ("none",) * 3)))
+
+
+def test_engine_without_speculation_has_no_gap_in_its_graphs() -> None:
+    # 4 requests ran piecewise, which they would not without a table: between 12 at 2 and 18 at 8 it is 14.
+    found = predictions.off_goodput(
+        off_profile((10.0, 12.0, 25.0, 18.0), ("full", "full", "piecewise", "full"))
+    )
+    assert found == pytest.approx(1e3 * np.array([1 / 10, 2 / 12, 4 / 14, 8 / 18]))
+    # Beyond the largest graph, and without any, it has none either.
+    beyond = predictions.off_goodput(off_profile((10.0, 12.0, 25.0), ("full", "full", "none")))
+    assert beyond[2] == pytest.approx(160.0)
+    none = predictions.off_goodput(off_profile((10.0, 12.0), ("none", "none")))
+    assert none == pytest.approx((100.0, 2 / 12 * 1e3))
+
+
 def test_fixed_length_is_the_best_by_geometric_mean() -> None:
     # At 1, 2 and 4 requests. Length 0: 100 · 200 · 400 = 8.0 million, length 1: 120 · 230 · 300 = 8.28,
     # length 2: 150 · 220 · 200 = 6.6. The plain mean would take length 0: 700 against 650.

@@ -105,11 +105,27 @@ def test_model_agrees_with_itself_as_drafter(draft_model: profiles.Finished) -> 
 
 def test_longer_drafts_of_a_model_take_longer_steps(draft_model: profiles.Finished) -> None:
     profile = draft_model.document.profile
-    off, one, two = (row[profile.batch_sizes.index(4)] or 0.0 for row in profile.step_time_ms)
+    zero, one, two = (row[profile.batch_sizes.index(4)] or 0.0 for row in profile.step_time_ms)
     # At lengths 0 and 1 vLLM runs the drafter once (at 0 to keep its KV cache), at 2 twice: with the model
     # as its own drafter, three passes instead of two.
-    assert 0 < off < two
+    assert 0 < zero < two
     assert 0 < one < two
+
+
+def test_speculation_off_leaves_out_the_pass_that_length_0_has(draft_model: profiles.Finished) -> None:
+    # One pass instead of two of the same model: about half the time, whatever the machine's speed.
+    profile = draft_model.document.profile
+    assert len(profile.off_ms) == 2
+    for off, zero in zip(profile.off_ms, profile.step_time_ms[0], strict=True):
+        assert off is not None
+        assert zero is not None
+        assert off < 0.8 * zero
+    tokens = [1e3 * size / (off or 0) for size, off in zip(profile.batch_sizes, profile.off_ms, strict=True)]
+    assert draft_model.document.prediction.off == pytest.approx(tokens)
+
+
+def test_ngram_drafting_has_no_pass_to_leave_out(ngram: profiles.Finished) -> None:
+    assert ngram.document.profile.off_ms == ()
 
 
 def test_grid_of_the_users_batch_sizes_still_gives_a_whole_table(draft_model: profiles.Finished) -> None:

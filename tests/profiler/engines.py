@@ -127,6 +127,8 @@ class ScriptedEngine:
     samples: Callable[[int, int, int], tuple[Sample, ...]] = steady
     counted: messages.AcceptanceCounted = COUNTED
     added_ms: tuple[float, ...] = (3.0, 5.0, 4.0)
+    off_ms: float | None = 1.0
+    """What a step of length 0 takes less without the drafter's pass; None where that cannot be left out."""
     tokens: tuple[int, ...] = tuple(range(500, 520))
     """Token ids of every prompt; empty for an engine without a tokenizer."""
 
@@ -221,6 +223,9 @@ class ScriptedProcess:
                 for missing in dict.fromkeys(command.visits[index:]):
                     yield messages.CellUnreachable(batch_size, missing, "at most 3 requests ran together")
                 return
+            if command.off_steps and index == len(command.visits) // 2 and engine.off_ms is not None:
+                time = step_ms(batch_size, 0) - engine.off_ms
+                yield messages.OffTimed(batch_size, (sample(time, 0),) * command.off_steps)
             self._pass(cell)
             found = engine.samples(batch_size, length, command.steps)
             engine.visits.append(cell)

@@ -158,3 +158,17 @@ def test_hash_is_the_same_for_equal_settings() -> None:
     assert partials.settings_hash({"a": 1, "b": (2, 3)}) == partials.settings_hash({"b": [2, 3], "a": 1})
     # The next version must still find an earlier one's partial to match: printf '[{"a": 1}]' | sha256sum
     assert partials.settings_hash({"a": 1}) == "2696610e78752a9e7bd0c4b0404b2fb0"
+
+
+def test_every_partial_that_is_put_aside_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "table.json.partial"
+    for content in ("first", "second", "third"):
+        path.write_text(content)
+        partials.put_aside(path)
+    assert not path.exists()
+    kept = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert kept == {
+        "table.json.partial.old": "first",
+        "table.json.partial.old.2": "second",
+        "table.json.partial.old.3": "third",
+    }

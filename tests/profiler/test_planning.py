@@ -140,20 +140,24 @@ def test_no_mixed_cells_where_none_are_wanted_or_none_fit() -> None:
 
 
 def test_requests_grow_to_both_sides_of_the_context_length() -> None:
-    # 2 · (12 + 6) steps at each length; about 1, 1 and 2 tokens a step: 36 · (1 + 1 + 2) = 144.
-    assert plan(context_length=256, steps=24).prompt_length == 256 - 144 // 2
+    # 2 · (12 + 6) steps at each length, about 1, 1 and 2 tokens a step, and as many with speculation off:
+    # 36 · (1 + 1 + 2 + 1) = 180.
+    assert plan(context_length=256, steps=24).prompt_length == 256 - 180 // 2
+    # Drafters that look into text are not timed with speculation off.
+    varying = engines.configured(uniform_drafts=False)
+    assert planning.make(Options(context_length=256, steps=24), varying).prompt_length == 256 - 144 // 2
 
 
-@pytest.mark.parametrize("context_length", [15, 881])
+@pytest.mark.parametrize("context_length", [15, 845])
 def test_context_that_does_not_fit_is_refused_with_what_does(context_length: int) -> None:
     expected = (
-        rf"--context-length {context_length} does not fit: with 144 tokens .* from 16 to 880"
+        rf"--context-length {context_length} does not fit: with 180 tokens .* from 16 to 844"
         r" \(--max-model-len 1024\)"
     )
     with pytest.raises(PlanError, match=expected):
         plan(context_length=context_length, steps=24)
     assert plan(context_length=16, steps=24).prompt_length == 8
-    assert plan(context_length=880, steps=24)
+    assert plan(context_length=844, steps=24)
 
 
 # Prompts of the sweep

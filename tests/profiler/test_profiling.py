@@ -841,3 +841,53 @@ def test_however_often_it_is_stopped_the_profile_ends_the_same(stops: list[engin
         assert engine.visits.count((1, 0)) == 2
         assert len(engine.visits) == 18
         assert document == untroubled(folder, mixed=True, mixed_prompt_tokens=(64,))
+
+
+# Speculation off
+
+
+def test_speculation_off_is_timed_at_every_batch_size_and_is_what_gains_are_told_against(
+    tmp_path: Path,
+) -> None:
+    engine = ScriptedEngine(off_ms=4.0)
+    document = take(engine, tmp_path).document
+    times = [engines.step_ms(size, 0) - 4.0 for size in document.profile.batch_sizes]
+    assert document.profile.off_ms == pytest.approx(times)
+    off = [1e3 * size / time for size, time in zip(document.profile.batch_sizes, times, strict=True)]
+    assert document.prediction.off == pytest.approx(off)
+    # Draft length 0, with the drafter's pass, stays a length like the others.
+    assert document.profile.step_time_ms[0] == pytest.approx(
+        [engines.step_ms(size, 0) for size in document.profile.batch_sizes], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("fault", [[engines.DEATH], [KeyboardInterrupt()]])
+def test_speculation_off_is_timed_once_whatever_happens_after(
+    tmp_path: Path, fault: list[BaseException]
+) -> None:
+    engine = ScriptedEngine(faults={(2, 0): fault})
+    if isinstance(fault[0], KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            take(engine, tmp_path)
+    document = take(engine, tmp_path).document
+    assert None not in document.profile.off_ms
+    asked = engine.asked_for(messages.TimeCells)
+    assert {command.batch_size for command in asked if command.off_steps} == set(document.profile.batch_sizes)
+
+
+def test_drafter_that_varies_has_no_speculation_off_of_its_own(tmp_path: Path) -> None:
+    engine = ScriptedEngine(configured=engines.configured(uniform_drafts=False))
+    document = take(engine, tmp_path).document
+    assert document.profile.off_ms == ()
+    assert {command.off_steps for command in engine.asked_for(messages.TimeCells)} == {0}
+
+
+def test_drafter_that_cannot_be_left_out_makes_length_0_stand_in_and_says_so(tmp_path: Path) -> None:
+    engine = ScriptedEngine(off_ms=None)
+    reports = Reports()
+    document = take(engine, tmp_path, reports=reports).document
+    assert document.profile.off_ms == ()
+    assert document.prediction.off == pytest.approx(
+        [1e3 * size / engines.step_ms(size, 0) for size in document.prediction.batch_sizes], rel=1e-3
+    )
+    assert any("without its pass" in told for told in reports.warnings)

@@ -16,7 +16,14 @@ import pytest
 
 from tabletune_plugin.engine.steps import Step
 from tabletune_profiler import messages, sweeping
-from tabletune_profiler.messages import CellStarted, CellTimed, CellUnreachable, CountAcceptance, TimeCells
+from tabletune_profiler.messages import (
+    CellStarted,
+    CellTimed,
+    CellUnreachable,
+    CountAcceptance,
+    OffTimed,
+    TimeCells,
+)
 from tabletune_profiler.sweeping import StepLog, Sweep
 
 PROMPTS = ((1, 2, 3, 4), (5, 6, 7, 8))
@@ -34,8 +41,18 @@ class Engine:
     """Stands in for ``DrivenEngine``: requests join two steps after they were added."""
 
     def __init__(
-        self, *, capacity: int = 64, lifetimes: tuple[int, ...] = (10_000,), spans: bool = False
+        self,
+        *,
+        capacity: int = 64,
+        lifetimes: tuple[int, ...] = (10_000,),
+        spans: bool = False,
+        drafter_ms: float | None = None,
     ) -> None:
+        """``drafter_ms`` is a drafter's first pass, run at each length, which can be left out at length 0."""
+        self._drafter_ms = drafter_ms
+        self._skipped = False
+        self.skips: list[bool] = []
+        self.passes_at_zero = 0
         self.log = StepLog()
         self.measures_gpu_span = spans
         self.asynchronous = True
@@ -50,6 +67,13 @@ class Engine:
         self._since_change = 0
         self._after_prompt = False
         self._number = 0
+
+    def skip_drafter(self, skip: bool) -> bool:
+        if self._drafter_ms is None:
+            return False
+        self._skipped = skip
+        self.skips.append(skip)
+        return True
 
     def set_draft_length(self, length: int) -> None:
         self._since_change = 0 if length != self._length else self._since_change
@@ -85,11 +109,14 @@ class Engine:
         verified = 0 if self._proposed in self.unused_lengths else self._proposed
         # Caches follow a change of length for two steps more than the change itself takes.
         warming = 3.0 if self._since_change < 4 else 0.0
+        drafter = 0.0 if self._skipped and self._length == 0 else self._drafter_ms or 0.0
+        self.passes_at_zero += self._length == 0 and drafter > 0
         self.log(
             Step(
                 number=self._number,
                 result_at=0.0,
-                interval_ms=10.0
+                interval_ms=drafter
+                + 10.0
                 + len(self._running)
                 + 2.0 * verified
                 + self._length
@@ -132,6 +159,48 @@ def timed(engine: Engine, batch_size: int, *visits: int, steps: int = 6) -> list
 
 def cells(found: list[messages.Message]) -> list[CellTimed]:
     return [message for message in found if isinstance(message, CellTimed)]
+
+
+# Speculation off
+
+
+def test_speculation_off_is_timed_without_the_drafter_in_the_middle_of_the_visits() -> None:
+    engine = Engine(drafter_ms=2.0)
+    command = TimeCells(3, (1, 0, 0, 1), 6, PROMPTS, off_steps=12)
+    found = list(sweep(engine).time_cells(command))
+    assert [type(message) for message in found if not isinstance(message, CellStarted)] == [
+        CellTimed,
+        CellTimed,
+        OffTimed,
+        CellTimed,
+        CellTimed,
+    ]
+    (off,) = [message for message in found if isinstance(message, OffTimed)]
+    assert off.batch_size == 3
+    assert [sample.interval_ms for sample in off.samples] == [pure_ms(3, 0)] * 12
+    # The other visits have the drafter, before and after.
+    for cell in cells(found):
+        assert {sample.interval_ms for sample in cell.samples} == {pure_ms(3, cell.draft_length) + 2.0}
+    assert engine.skips == [True, False]
+
+
+def test_drafter_never_runs_at_length_0_around_steps_without_it() -> None:
+    # Where its pass at length 0 may kill the engine, that length has no visit, and off can be timed still.
+    engine = Engine(drafter_ms=2.0)
+    list(sweep(engine).time_cells(TimeCells(2, (1, 2, 2, 1), 4, PROMPTS, off_steps=4)))
+    assert engine.passes_at_zero == 0
+
+
+def test_drafter_that_cannot_be_left_out_has_no_steps_without_it() -> None:
+    found = timed(Engine(), 2, 0, 1)
+    asked = list(sweep(Engine()).time_cells(TimeCells(2, (0, 1), 6, PROMPTS, off_steps=8)))
+    assert asked == found
+
+
+def test_drafter_is_back_when_the_batch_cannot_be_held() -> None:
+    engine = Engine(drafter_ms=2.0, lifetimes=(12,))
+    list(sweep(engine).time_cells(TimeCells(2, (0, 0), 2, PROMPTS, off_steps=500)))
+    assert engine.skips == [True, False]
 
 
 # The rules for the steps that count
@@ -202,6 +271,14 @@ def test_batch_that_never_fills_is_unreachable_at_every_length() -> None:
     unreachable = found[1:]
     assert [(type(m), m.draft_length) for m in unreachable] == [(CellUnreachable, 0), (CellUnreachable, 2)]  # type: ignore[union-attr]
     assert all(isinstance(m, CellUnreachable) and m.reason.startswith(reason) for m in unreachable)
+
+
+def test_length_that_cannot_be_timed_leaves_the_others_their_visits() -> None:
+    engine = Engine()
+    engine.unused_lengths = {2}
+    found = timed(engine, 2, 1, 2, 3, 3, 2, 1)
+    assert [cell.draft_length for cell in cells(found)] == [1, 3, 3, 1]
+    assert [m.draft_length for m in found if isinstance(m, CellUnreachable)] == [2]
 
 
 def test_length_that_is_not_used_is_unreachable() -> None:

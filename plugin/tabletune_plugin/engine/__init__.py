@@ -9,6 +9,8 @@ the same numbers; nothing else of TableTune imports vLLM or torch. Everything th
 - ``facts``: what a configuration means for a table: fingerprint, graph settings, obstacles;
 - ``steps``: the tap on the scheduler: the lookup, and one record per step's result;
 - ``spans``: the time of a step on the GPU, by CUDA events read without a synchronisation;
+- ``drafters``: steps without the drafter's pass, to time what an engine without one would take;
+- ``hooking``: how the plugin gets into a vLLM that somebody else started;
 - ``driving``: an engine core run in this process, step by step.
 
 Importing this package imports none of vLLM; the functions do, when called.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tabletune_plugin.engine import steps
+from tabletune_plugin.engine import drafters, steps
 
 
 class EngineStartError(RuntimeError):
@@ -49,6 +49,14 @@ class DrivenEngine:
     def set_draft_length(self, length: int) -> None:
         """Have every batch size draft ``length`` tokens, from the next step on."""
         self.tap.set_lookup([length] * (self.max_num_seqs + 1))
+
+    def skip_drafter(self, skip: bool) -> bool:
+        """Leave the drafter's pass out of steps of draft length 0, or take it in again.
+
+        Returns whether there is one to leave out.
+        """
+        rpc = self._core.model_executor.collective_rpc
+        return all(rpc(drafters.skip_in_worker, args=(skip,)))
 
     def add(self, token_ids: Sequence[int], max_tokens: int, *, ignore_eos: bool) -> str:
         """Queue a greedy request; returns its id. It starts with the next step that has room."""

@@ -129,7 +129,7 @@ def attach_in_worker(worker: Any, name: str) -> bool:
     """
     import torch
 
-    runner = _runner(worker)
+    runner = runner_of(worker)
     if getattr(worker, "rank", 0) != 0 or runner is None or not torch.cuda.is_available():
         return False
     setattr(runner, _RECORDER, _Recorder(runner, Spans(shared_memory.SharedMemory(name=name))))
@@ -138,13 +138,13 @@ def attach_in_worker(worker: Any, name: str) -> bool:
 
 def detach_in_worker(worker: Any) -> None:
     """Undo :func:`attach_in_worker`."""
-    runner = _runner(worker)
+    runner = runner_of(worker)
     recorder = getattr(runner, _RECORDER, None)
     if recorder is not None:
         recorder.detach()
         delattr(runner, _RECORDER)
 
 
-def _runner(worker: Any) -> Any:
+def runner_of(worker: Any) -> Any:
     """Return the model runner of ``worker``, which may be vLLM's wrapper around the real worker."""
     return getattr(getattr(worker, "worker", worker), "model_runner", None)

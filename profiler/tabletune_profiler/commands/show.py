@@ -108,7 +108,8 @@ def _step_times(document: Document, profile: Profile) -> Iterator[RenderableType
     rows = range(len(profile.draft_lengths))
     for start in range(0, len(rows), LENGTHS_ABREAST):
         block = rows[start : start + LENGTHS_ABREAST]
-        grid = pages.grid("batch size")
+        with_off = bool(profile.off_ms) and start == 0
+        grid = pages.grid("batch size", *(["off"] if with_off else []))
         for row in block:
             grid.add_column(f"{f'K={profile.draft_lengths[row]}':>7}", min_width=9, overflow="fold")
         for column, batch_size in enumerate(profile.batch_sizes):
@@ -121,7 +122,8 @@ def _step_times(document: Document, profile: Profile) -> Iterator[RenderableType
                 )
                 for row in block
             ]
-            grid.add_row(str(batch_size), *cells)
+            off = [_cell(profile.off_ms[column], None, chosen=False)] if with_off else []
+            grid.add_row(str(batch_size), *off, *cells)
         yield grid
     if len(kinds) > 1:
         graphs = [f"{mark} with {GRAPH_NAMES[kind]}" for kind, mark in GRAPH_MARKS.items() if kind in kinds]
