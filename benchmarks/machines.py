@@ -22,8 +22,15 @@ def conditions(*distributions: str) -> dict[str, Any]:
             "system": platform.platform(),
         },
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in distributions},
+        "versions": {name: _version(name) for name in distributions},
     }
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # run from a folder on the PYTHONPATH, as on the GPU machine
+        return "not installed"
 
 
 def _processor() -> str:

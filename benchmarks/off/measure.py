@@ -1,23 +1,26 @@
 """Is speculation off, as the profiler times it, what an engine without a drafter takes?
 
 The profiler leaves the drafter's pass out of steps of draft length 0 (``tabletune_plugin.engine.drafters``).
-This compares that with an engine started without a speculative config, timed by the same sweep, in the order
-profile, plain engine, profile, plain engine, and writes `benchmarks/results/off-NAME.json`.
+This compares that with an engine started without a speculative config, timed by the same sweep. The two take
+turns, and `benchmarks/results/off-NAME.json` gets the median over the rounds and each round's own numbers.
 
 On the CPU, with the bundled small model as its own drafter (about 5 minutes, on a quiet machine):
-`.venv/bin/python benchmarks/off/measure.py`. On a GPU give a name and the arguments of `vllm serve`:
-`… measure.py --name h200-eagle3 --batch-sizes 1,8,64 -- MODEL --speculative-config …`.
+`.venv/bin/python benchmarks/off/measure.py`. On a GPU give a name and the arguments of `vllm serve`, and
+`--full` to keep the whole profile as a document beside the result:
+`… measure.py --name h200-eagle3 --rounds 1 --full -- MODEL --speculative-config …`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,11 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import machines  # noqa: E402
 
+from tabletune import documents  # noqa: E402
 from tabletune.documents import Control, Document  # noqa: E402
 from tabletune_profiler import planning, profiling, progress, prompts  # noqa: E402
 from tabletune_profiler.planning import Options  # noqa: E402
+from tabletune_profiler.prompts import Prompt  # noqa: E402
 
 MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
 SMALL = (
@@ -42,58 +47,72 @@ SMALL = (
     json.dumps({"method": "draft_model", "model": str(MODEL), "num_speculative_tokens": 2}),
 )
 STEPS = 64
-ROUNDS = 2
+"""Steps that count, at each batch size and of each kind."""
+
+Times = dict[str, dict[str, float]]
 
 
 def main() -> int:
     """Measure, write the result and print a line for each batch size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", default="cpu-draft_model")
-    parser.add_argument("--batch-sizes", default="1,4,16")
+    parser.add_argument("--batch-sizes", help="unset: those that a profile times by itself")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--full", action="store_true", help="a whole profile, kept as a document")
     parser.add_argument("serve", nargs="*")
     asked = parser.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     conditions = machines.conditions("tabletune", "torch")
-    sizes = tuple(int(size) for size in asked.batch_sizes.split(","))
     serve = tuple(asked.serve) or SMALL
-    rounds = [(_profiled(serve, sizes), _plain(serve, sizes)) for _ in range(ROUNDS)]
-    document = rounds[-1][0]
-    result = {
+    options = Options(repeats=0, mixed=False, acceptance_tokens=32)
+    options = dataclasses.replace(Options() if asked.full else options, steps=STEPS)
+    if asked.batch_sizes:
+        sizes = tuple(int(size) for size in asked.batch_sizes.split(","))
+        options = dataclasses.replace(options, batch_sizes=sizes)
+    texts = prompts.bundled() if asked.full else prompts.bundled()[:8]
+    rounds = []
+    for _ in range(asked.rounds):
+        document = _profiled(serve, options, texts)
+        rounds.append((document, _plain(serve, document.profile.batch_sizes)))
+    compared = [_compared(index, size, rounds) for index, size in enumerate(document.profile.batch_sizes)]
+    result: dict[str, Any] = {
         "what": __doc__.splitlines()[0],
         "conditions": conditions,
         "vllm": document.fingerprint.vllm,
         "gpu": document.fingerprint.gpu,
         "runner": document.fingerprint.runner,
         "measure": document.profile.measure,
-        "batchSizes": [_compared(index, size, rounds) for index, size in enumerate(sizes)],
+        "batchSizes": compared,
     }
-    (ROOT / "benchmarks" / "results" / f"off-{asked.name}.json").write_text(
-        json.dumps(result, indent=1) + "\n"
-    )
-    for row in result["batchSizes"]:
+    results = ROOT / "benchmarks" / "results"
+    (results / f"off-{asked.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    if asked.full:
+        (results / f"off-{asked.name}-document.json").write_bytes(documents.dump(document))
+    for row in compared:
+        over = f"{row['offMs'] / row['plainMs'] - 1:+.1%}" if row["offMs"] else "not timed"
         sys.stdout.write(
-            f"B={row['batchSize']}: length 0 {row['lengthZeroMs']:.2f} ms, speculation off"
-            f" {row['offMs']:.2f} ms, an engine without speculation {row['plainMs']:.2f} ms"
-            f" ({row['offMs'] / row['plainMs'] - 1:+.1%})\n"
+            f"B={row['batchSize']}: length 0 {row['lengthZeroMs']} ms, speculation off {row['offMs']} ms,"
+            f" an engine without speculation {row['plainMs']} ms ({over})\n"
         )
     return 0
 
 
-def _profiled(serve: tuple[str, ...], sizes: tuple[int, ...]) -> Document:
+def _profiled(serve: tuple[str, ...], options: Options, texts: tuple[Prompt, ...]) -> Document:
     with tempfile.TemporaryDirectory() as folder, progress.reporter() as reporter:
         request = profiling.Request(
             arguments=serve,
-            prompts=prompts.bundled()[:8],
-            options=Options(batch_sizes=sizes, steps=STEPS, repeats=0, mixed=False, acceptance_tokens=32),
+            prompts=texts,
+            options=options,
             control=Control(),
             output=Path(folder) / "table.json",
         )
         return profiling.take(request, reporter, lambda: datetime.now(UTC)).document
 
 
-def _plain(serve: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
+def _plain(serve: tuple[str, ...], sizes: tuple[int, ...]) -> Times:
+    # Any tokens: an engine without a drafter does not look into them.
     texts = [list(prompt.model_dump_json().encode())[:200] for prompt in prompts.bundled()]
-    ids = planning.sweep_prompts(texts, 128, 50_000, count=max(sizes))
+    ids = planning.sweep_prompts(texts, Options().context_length // 2, 256, count=max(sizes))
     asked = {"serve": serve, "batchSizes": sizes, "steps": STEPS, "prompts": ids}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("plain.py"))],
@@ -102,28 +121,29 @@ def _plain(serve: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, dict[str
         text=True,
         check=True,
     )
-    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    found: Times = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _compared(
-    index: int, size: int, rounds: list[tuple[Document, dict[str, dict[str, float]]]]
-) -> dict[str, Any]:
-    zero = [document.profile.step_time_ms[0][index] for document, _ in rounds]
-    off = [document.profile.off_ms[index] for document, _ in rounds]
+def _compared(index: int, size: int, rounds: Sequence[tuple[Document, Times]]) -> dict[str, Any]:
+    profiles = [document.profile for document, _ in rounds]
+    zero = [profile.step_time_ms[profile.draft_lengths.index(0)][index] for profile in profiles]
+    off = [profile.off_ms[index] if profile.off_ms else None for profile in profiles]
     plain = [times[str(size)]["stepTimeMs"] for _, times in rounds]
     return {
         "batchSize": size,
-        "lengthZeroMs": _mean(zero),
-        "offMs": _mean(off),
-        "plainMs": _mean(plain),
+        "lengthZeroMs": _median(zero),
+        "offMs": _median(off),
+        "plainMs": _median(plain),
+        "plainIntervalMs": _median([times[str(size)]["intervalMs"] for _, times in rounds]),
         "rounds": {"lengthZeroMs": zero, "offMs": off, "plainMs": plain},
     }
 
 
-def _mean(values: list[float | None]) -> float:
+def _median(values: Sequence[float | None]) -> float | None:
+    """Return the median of what was timed; ``None`` where nothing was (length 0 may be hazardous)."""
     known = [value for value in values if value is not None]
-    return round(statistics.fmean(known), 4) if known else float("nan")
+    return round(statistics.median(known), 4) if known else None
 
 
 if __name__ == "__main__":
