@@ -48,7 +48,8 @@ def off_goodput(profile: Profile) -> NDArray[np.float64]:
 
     An engine without speculation has but one draft length, so its graphs have no gap (ENGINE.md 2). Where
     length 0 found no full graph and other batch sizes did, the time is therefore not that of ``off_ms``
-    but interpolated between its neighbours with one. NaN where nothing is known.
+    but interpolated between its neighbours with one. Nor is off ever slower than length 0, which does all
+    that it does and more; where it was measured so, that is noise. NaN where nothing is known.
     """
     if not profile.off_ms:
         return np.array([])
@@ -61,6 +62,8 @@ def off_goodput(profile: Profile) -> NDArray[np.float64]:
         gap = known & ~full & (batch_sizes < np.max(batch_sizes[full], initial=0.0))
         if gap.any():
             times[gap] = np.interp(batch_sizes[gap], batch_sizes[full], times[full])
+        zero = profile.step_time_ms[profile.draft_lengths.index(0)]
+        times = np.fmin(times, [np.nan if time is None else time for time in zero])
     return batch_sizes / times * 1000.0
 
 

@@ -58,6 +58,7 @@ def main() -> int:
     parser.add_argument("--name", default="cpu-draft_model")
     parser.add_argument("--batch-sizes", help="unset: those that a profile times by itself")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--document", type=Path, help="compare this profile instead of taking one")
     parser.add_argument("--full", action="store_true", help="a whole profile, kept as a document")
     parser.add_argument("serve", nargs="*")
     asked = parser.parse_args()
@@ -72,7 +73,10 @@ def main() -> int:
     texts = prompts.bundled() if asked.full else prompts.bundled()[:8]
     rounds = []
     for _ in range(asked.rounds):
-        document = _profiled(serve, options, texts)
+        if asked.document:
+            document = documents.parse(asked.document.read_bytes())
+        else:
+            document = _profiled(serve, options, texts)
         rounds.append((document, _plain(serve, document.profile.batch_sizes)))
     compared = [_compared(index, size, rounds) for index, size in enumerate(document.profile.batch_sizes)]
     result: dict[str, Any] = {
@@ -112,16 +116,15 @@ def _profiled(serve: tuple[str, ...], options: Options, texts: tuple[Prompt, ...
 def _plain(serve: tuple[str, ...], sizes: tuple[int, ...]) -> Times:
     # Any tokens: an engine without a drafter does not look into them.
     texts = [list(prompt.model_dump_json().encode())[:200] for prompt in prompts.bundled()]
-    ids = planning.sweep_prompts(texts, Options().context_length // 2, 256, count=max(sizes))
+    # As much context as in the profile, on average over the steps that are timed.
+    length = Options().context_length - STEPS // 2
+    ids = planning.sweep_prompts(texts, length, 256, count=max(sizes))
     asked = {"serve": serve, "batchSizes": sizes, "steps": STEPS, "prompts": ids}
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("plain.py"))],
-        input=json.dumps(asked),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: Times = json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "times.json"
+        command = [sys.executable, str(Path(__file__).with_name("plain.py")), str(answer)]
+        subprocess.run(command, input=json.dumps(asked), text=True, check=True)
+        found: Times = json.loads(answer.read_text())
     return found
 
 

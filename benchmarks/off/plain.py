@@ -1,7 +1,7 @@
 """Times an engine without any speculative config, with the profiler's own sweep; ``measure.py`` starts it.
 
 Reads `{"serve": [...], "batchSizes": [...], "steps": n, "prompts": [[token ids], ...]}` from standard input
-and writes one JSON line, milliseconds by batch size, as the last of standard output.
+and writes milliseconds by batch size to the file that is its argument; vLLM prints to standard output.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -60,8 +61,7 @@ def main() -> None:
             "stepTimeMs": statistics.median(spans or [sample.interval_ms for sample in samples]),
             "intervalMs": statistics.median(sample.interval_ms for sample in samples),
         }
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
+    Path(sys.argv[1]).write_text(json.dumps(found))
     engine.shutdown()
 
 

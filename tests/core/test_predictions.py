@@ -83,9 +83,13 @@ def off_profile(off_ms: tuple[float | None, ...], graph: tuple[str, ...]) -> doc
 
 def test_goodput_with_speculation_off_is_a_token_per_request_and_step() -> None:
     found = predictions.off_goodput(off_profile((10.0, 10.0, None), ("full",) * 3))
-    assert found[:2] == pytest.approx((100.0, 200.0))
-    assert np.isnan(found[2])
+    assert found == pytest.approx((100.0, 200.0, 200.0))  # length 0 stands in where off was not timed
     assert not len(predictions.off_goodput(off_profile((), ("none",) * 3)))
+
+
+def test_speculation_off_is_never_slower_than_length_0() -> None:
+    found = predictions.off_goodput(off_profile((25.0, 10.0), ("full", "full")))  # length 0 takes 20 ms
+    assert found == pytest.approx((50.0, 200.0))
 
 
 def test_engine_without_speculation_has_no_gap_in_its_graphs() -> None:
@@ -96,7 +100,7 @@ def test_engine_without_speculation_has_no_gap_in_its_graphs() -> None:
     assert found == pytest.approx(1e3 * np.array([1 / 10, 2 / 12, 4 / 14, 8 / 18]))
     # Beyond the largest graph, and without any, it has none either.
     beyond = predictions.off_goodput(off_profile((10.0, 12.0, 25.0), ("full", "full", "none")))
-    assert beyond[2] == pytest.approx(160.0)
+    assert beyond[2] == pytest.approx(200.0)
     none = predictions.off_goodput(off_profile((10.0, 12.0), ("none", "none")))
     assert none == pytest.approx((100.0, 2 / 12 * 1e3))
 
