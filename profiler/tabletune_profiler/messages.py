@@ -174,6 +174,7 @@ class OffTimed:
 
     batch_size: int
     samples: tuple[Sample, ...]
+    seconds_counted: float
 
 
 @dataclass(frozen=True)

@@ -555,6 +555,7 @@ class _Run:
                             )
                         case messages.OffTimed():
                             self._state.add_off(answer)
+                            self.seconds_counted += answer.seconds_counted
                         case messages.CellUnreachable(batch_size, length, reason):
                             if (batch_size, length) not in self._state.cells:
                                 self._state.exclude(batch_size, length, reason)

@@ -98,8 +98,7 @@ class Sweep:
                     unreachable.add(length)
                     yield messages.CellUnreachable(batch_size, length, str(error))
                     continue
-                counted = sum(sample.interval_ms for sample in samples) / 1e3
-                yield messages.CellTimed(batch_size, length, samples, seconds_counted=counted)
+                yield messages.CellTimed(batch_size, length, samples, _seconds(samples))
         except CannotFillBatchError as error:
             for length in dict.fromkeys(command.visits):
                 yield messages.CellUnreachable(batch_size, length, str(error))
@@ -232,7 +231,7 @@ class Sweep:
         try:
             with contextlib.suppress(CannotFillBatchError):  # then length 0 stands in
                 samples = self._visit(command.batch_size, 0, command.off_steps, command.prompts)
-                yield messages.OffTimed(command.batch_size, samples)
+                yield messages.OffTimed(command.batch_size, samples, _seconds(samples))
             engine.set_draft_length(following)
             for _ in range(SETTLE_STEPS):
                 engine.step()
@@ -317,6 +316,10 @@ class Sweep:
         """Replace batch members that reached the model's length, and never the prompt itself."""
         if self._engine.unfinished < command.batch_size:
             self._top_up(command.batch_size, command.prompts)
+
+
+def _seconds(samples: Sequence[messages.Sample]) -> float:
+    return sum(sample.interval_ms for sample in samples) / 1e3
 
 
 def _is_pure(step: Step, batch_size: int) -> bool:

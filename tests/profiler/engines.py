@@ -225,7 +225,7 @@ class ScriptedProcess:
                 return
             if command.off_steps and index == len(command.visits) // 2 and engine.off_ms is not None:
                 time = step_ms(batch_size, 0) - engine.off_ms
-                yield messages.OffTimed(batch_size, (sample(time, 0),) * command.off_steps)
+                yield messages.OffTimed(batch_size, (sample(time, 0),) * command.off_steps, 0.0)
             self._pass(cell)
             found = engine.samples(batch_size, length, command.steps)
             engine.visits.append(cell)
