@@ -27,8 +27,35 @@ PRIOR_FLOOR = 0.1
 """Share of its first weight that the prior keeps for good. When traffic stops at a position its live
 counts fade to nothing, and the few drafts that come next must not be all there is to go by."""
 
+COST_DOUBT = 2.0
+"""Factor by which the price of a cell may be too high as long as it was never seen live. The first times
+lower it quickly: the correction believes them over the profile."""
+
+COST_ERROR = 0.06
+"""Relative error, two standard deviations, of a cell's cost by a single live time (ENGINE.md 6). It falls
+with the root of their number."""
+
+LEAST_COST = 0.02
+"""Share of its time that an explored step costs at least: a change of length is not free. With a budget of
+0.5% it also bounds the share of steps that explore, to a quarter."""
+
+MOST_LOST = 4.0
+"""Most that an explored step is taken to have lost, as a multiple of its price. A hiccup of seconds while
+exploring would otherwise be a debt that stops all exploring for minutes."""
+
+SURE_ERRORS = 2.0
+"""Standard errors below its estimate at which survival enters the price of exploring."""
+
 FRESH_DRAFTS = 1_000.0
 """Faded live drafts from which a position's survival counts as known: a standard error of at most 1.6%."""
+
+LATE_DRAFTS = 100.0
+"""Drafts of the last seconds (:func:`late`) without which no position is known, however much is known from
+before: traffic may have changed since, and only a draft shows it."""
+
+LATE_HALF_LIFE = 8.0
+"""Seconds for which drafts are of the last seconds. A table that says 0 then tries a draft every eight
+seconds or so, and notices within them that drafts are accepted again."""
 
 SHIFT_ERRORS = 4.0
 """Standard errors between old and new traffic that chance does not explain."""
@@ -127,6 +154,25 @@ def add(live: Live, counts: Counts) -> Live:
 def forget(live: Live) -> Live:
     """Return ``live`` without its recent counts: what to do after a :func:`shift`, before adding."""
     return replace(live, recent=Counts.none(len(live.recent.drafted)))
+
+
+def late(before: Counts, new: Counts, elapsed_seconds: float) -> Counts:
+    """Return the counts of the last seconds, given those ``elapsed_seconds`` ago and what came since.
+
+    They fade by :data:`LATE_HALF_LIFE` and count no more than twice :data:`LATE_DRAFTS`, so that they say
+    when drafts last came rather than how many.
+    """
+    share: float = 0.5 ** (max(0.0, elapsed_seconds) / LATE_HALF_LIFE)
+
+    def capped(old: float, count: float) -> float:
+        return min(old * share + count, 2 * LATE_DRAFTS)
+
+    return Counts(
+        drafted=tuple(map(capped, before.drafted, new.drafted)),
+        accepted=tuple(map(capped, before.accepted, new.accepted)),
+        proposed=capped(before.proposed, new.proposed),
+        not_proposed=capped(before.not_proposed, new.not_proposed),
+    )
 
 
 @dataclass(frozen=True)
@@ -287,8 +333,9 @@ def decide(
 ) -> Decision:
     """Return the lookup to use from now on, given the ``current`` one and newly predicted ``goodput``.
 
-    ``goodput`` is ``(len(draft_lengths), max_batch_size)``, not finite where a cell has no price, and
-    ``drafts`` are the live drafts seen since the document was loaded.
+    ``draft_lengths`` ascend and hold all lengths of ``current``. ``goodput`` is
+    ``(len(draft_lengths), max_batch_size)``, not finite where a cell has no price, and ``drafts`` are the
+    live drafts seen since the document was loaded.
 
     1. Too few: below ``min_drafts`` nothing changes.
     2. Pinned: a pinned batch size has its pinned length.
@@ -306,30 +353,39 @@ def decide(
     Raises :class:`tabletune.tables.TableError` as :func:`tabletune.tables.compute` does.
     """
     size = goodput.shape[1]
+    columns = np.arange(size)
+    lengths = np.asarray(draft_lengths)
     now = np.asarray(current[1 : size + 1], dtype=np.intp)
-    rows = {draft_length: row for row, draft_length in enumerate(draft_lengths)}
     allowed = tables.allowed_lengths(draft_lengths, control.allowed_lengths)
-    computed = np.asarray(tables.lookup(tables.compute(goodput, draft_lengths, control), size)[1:])
+    barred = ~np.isin(lengths, allowed)
+    rows = np.searchsorted(lengths, now)
 
     known = np.where(np.isfinite(goodput), goodput, -np.inf)
-    known[[row for draft_length, row in rows.items() if draft_length not in allowed]] = -np.inf
-    best = np.asarray(draft_lengths)[np.argmax(known, axis=0)]
-    own = np.array([goodput[rows[k], b] if k in allowed else 0.0 for b, k in enumerate(now.tolist())])
-    candidate = goodput[[rows[k] for k in computed.tolist()], np.arange(size)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        best_gain = np.max(known, axis=0) / own - 1
-        candidate_gain = candidate / own - 1
-        lost = np.max(known, axis=0) / candidate - 1
+    known[barred] = -np.inf
+    highest = known.max(axis=0)
+    own = np.where(barred[rows], 0.0, goodput[rows, columns])
+    pinned = _pinned(control, size)
     tolerance = min(max(control.tie_tolerance, control.merge_tolerance), 1 - 1e-9)
     limit = max(control.hysteresis, tolerance / (1 - tolerance))
-    suffices = (candidate_gain > control.hysteresis) & (lost <= limit)
-    after = np.where(best_gain > limit, np.where(suffices, computed, best), now)
-    after = np.where(_pinned(control, size), computed, after)
-    gains = np.where(after == best, best_gain, candidate_gain)
-
+    with np.errstate(divide="ignore", invalid="ignore"):
+        best_gain = highest / own - 1
     largest = float(np.max(best_gain[np.isfinite(best_gain)], initial=0.0))
     if drafts < control.min_drafts:
         return Decision(tuple(current), TOO_FEW_DRAFTS, (), drafts, control.min_drafts, largest)
+    if not (pinned.any() or (best_gain > limit).any()):
+        # Most windows end here: computing the table costs more than all the rest.
+        return Decision(tuple(current), WITHIN_HYSTERESIS, (), drafts, control.min_drafts, largest)
+
+    computed = np.asarray(tables.lookup(tables.compute(goodput, draft_lengths, control), size)[1:])
+    best = lengths[np.argmax(known, axis=0)]
+    candidate = goodput[np.searchsorted(lengths, computed), columns]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        candidate_gain = candidate / own - 1
+        lost = highest / candidate - 1
+    suffices = (candidate_gain > control.hysteresis) & (lost <= limit)
+    after = np.where(best_gain > limit, np.where(suffices, computed, best), now)
+    after = np.where(pinned, computed, after)
+    gains = np.where(after == best, best_gain, candidate_gain)
     changes = _changes(now, after, gains)
     reason = CORRECTED if changes else WITHIN_HYSTERESIS
     lookup = (0, *after.tolist(), *current[size + 1 :])
@@ -338,18 +394,26 @@ def decide(
 
 @dataclass(frozen=True)
 class ExplorationPlan:
-    """Where a longer draft than the table's could teach something, and what one step of it may cost."""
+    """Where another draft length than the table's could teach something, and what exploring it may cost."""
 
     lookup: tuple[int, ...]
     """The table's own draft length by batch size; entry 0 is unused."""
     lengths: tuple[int, ...]
     """Draft length to explore by batch size; the table's own where there is nothing to learn."""
     costs_ms: tuple[float, ...]
-    """Most serving time that one such step loses, milliseconds; infinite where there is nothing to learn."""
+    """Most serving time that one exploration loses, all its steps together, milliseconds; infinite where
+    there is nothing to learn."""
     dearest_ms: float
-    """Cost of the dearest step that the plan may take; 0 without any."""
+    """Cost of the dearest exploration that the plan may take; 0 without any."""
     stale_positions: tuple[int, ...]
     """Draft positions, from 0, that too few live drafts reached lately."""
+    steps: int = 1
+    """Consecutive steps for which an explored length is held."""
+    needed_ms: tuple[float, ...] = ()
+    """Budget from which it is explored, by batch size: what it costs if the price is as much too high as it
+    may be; infinite where there is nothing to learn."""
+    per_token_ms: tuple[float, ...] = ()
+    """Time in which the table's length keeps one token per request, by batch size, milliseconds."""
 
 
 def plan_exploration(
@@ -358,47 +422,90 @@ def plan_exploration(
     draft_lengths: Sequence[int],
     estimate: Estimate,
     control: Control,
+    seen: NDArray[np.float64] | None = None,
+    steps: int = 1,
+    recently: Counts | None = None,
 ) -> ExplorationPlan:
     """Return the plan for ``lookup``; to be made anew with each estimate, not with each step.
 
     ``step_times_ms`` is ``(len(draft_lengths), max_batch_size)``; a cell that must not be run is NaN. The
-    lengths of ``lookup`` are all among ``draft_lengths``.
+    lengths of ``lookup`` are all among ``draft_lengths``. ``seen`` says by how many live times each cell is
+    known against the lookup's (:func:`tabletune.correcting.contrast_times`); without it costs are taken as
+    known. An exploration lasts ``steps`` steps. ``recently`` are the counts of the last seconds
+    (:func:`late`); without them it does not matter when drafts came.
 
-    1. A position is stale while fewer than :data:`FRESH_DRAFTS` live drafts, faded, reached it.
-    2. Explored are allowed lengths above the table's own, in cells with a price, at batch sizes that are
-       not pinned, which reach a stale position that the next shorter allowed length does not.
-    3. Such a length must be able to win by more than ``hysteresis`` if its stale positions were accepted
-       as often as the last known one before them (always, if there is none), and if requests always got
-       a draft where the proposal rate is stale too.
-    4. Of several the longest: its draft tells about all positions before it.
-    5. The cost is the most that the step can lose. If nothing is accepted, it still keeps a token per
-       request, so it loses its own time less that in which the table's length keeps as much,
-       ``T[B, K'] - T[B, K] / E[K]``.
+    1. Explored are allowed lengths, in cells with a price, at batch sizes that are not pinned.
+    2. Acceptance: a position is stale while fewer than :data:`FRESH_DRAFTS` live drafts, faded, reached
+       it, and all are while fewer than :data:`LATE_DRAFTS` came of late (where some come, a switch of
+       workload shows in them). Lengths above the table's own which reach a stale position that the next
+       shorter allowed length does not can teach it. Such a length must be able to win by more than
+       ``hysteresis`` if its stale positions were accepted as often as the last known one before them
+       (always, if there is none), and if requests always got a draft where the proposal rate is stale too.
+       Of several the longest: its draft tells about all positions before it.
+    3. Cost: a cell is undecided while its gain is above ``hysteresis`` or below, as its price is as much too
+       high or too low as what is known of it leaves possible: by up to :data:`COST_DOUBT` where it was never
+       seen, and by two standard errors (:data:`COST_ERROR`) as times come. No number of times is enough by
+       itself: a length that is far worse is decided by the first ones, one close to the limit by many, and
+       exploring that loses next to nothing.
+    4. Of both kinds the one with the most to win for its cost.
+    5. The cost is what the steps lose if survival is :data:`SURE_ERRORS` standard errors below what is
+       believed: their time less that in which the table's length keeps as much,
+       ``T[B, K'] - T[B, K] · E_low[K'] / E[K]``, at least :data:`LEAST_COST` of it. :func:`settle` puts
+       right what they really cost.
     """
+    lengths = np.asarray(draft_lengths)
     stale = np.asarray(estimate.drafted) < FRESH_DRAFTS
+    rate_is_stale = estimate.requests < FRESH_DRAFTS
+    if recently is not None:
+        stale |= max(recently.drafted, default=0.0) < LATE_DRAFTS
+        rate_is_stale |= recently.requests < LATE_DRAFTS
     current = np.asarray(lookup[1 : step_times_ms.shape[1] + 1])
+    columns = np.arange(len(current))
     allowed = tables.allowed_lengths(draft_lengths, control.allowed_lengths)
-    rows = [list(draft_lengths).index(draft_length) for draft_length in current.tolist()]
+    rows = np.searchsorted(lengths, current)
     tokens = acceptance.expected_tokens_of(estimate.survival, estimate.proposal_rate, draft_lengths)
-    hoped = acceptance.expected_tokens_of(*_hopes(estimate, stale), draft_lengths)
-    per_token = step_times_ms[rows, np.arange(len(rows))] / tokens[rows]
+    hoped = acceptance.expected_tokens_of(*_hopes(estimate, stale, rate_is_stale), draft_lengths)
+    per_token = step_times_ms[rows, columns] / tokens[rows]
+    with np.errstate(invalid="ignore"):
+        hoped_gains = hoped[:, np.newaxis] / step_times_ms * per_token - 1
+        sure_ms = per_token * _sure_tokens(estimate, draft_lengths)
+        costs = np.maximum(step_times_ms - sure_ms, LEAST_COST * step_times_ms)
+    usable = np.isin(lengths, allowed)[:, np.newaxis] & ~_pinned(control, len(rows))
+    usable &= np.isfinite(hoped_gains)
 
-    teaches = np.zeros(len(draft_lengths), dtype=bool)
+    teaches = np.zeros(len(lengths), dtype=bool)
     for shorter, longer in itertools.pairwise(allowed):
         teaches[list(draft_lengths).index(longer)] = stale[shorter:longer].any()
+    wins = usable & teaches[:, np.newaxis] & (lengths[:, np.newaxis] > current)
+    wins &= hoped_gains > control.hysteresis
+    chosen = len(lengths) - 1 - np.argmax(wins[::-1], axis=0)
+    found = wins.any(axis=0)
+    doubt = np.ones(step_times_ms.shape)
+    if seen is not None:
+        doubt = COST_DOUBT ** (1 / (1 + 4 * seen)) * np.exp(COST_ERROR / np.sqrt(1 + seen))
+        gains = (hoped_gains + 1) * doubt - 1
+        open_cells = usable & (gains > control.hysteresis)
+        open_cells &= (hoped_gains + 1) / doubt - 1 <= control.hysteresis
+        open_cells &= lengths[:, np.newaxis] != current
+        worth = np.where(open_cells, gains / costs, -np.inf)
+        best = np.argmax(worth, axis=0)
+        taught = hoped_gains[chosen, columns] / costs[chosen, columns]
+        better = open_cells.any(axis=0) & (~found | (worth[best, columns] > taught))
+        chosen = np.where(better, best, chosen)
+        found = found | better
+    cost = steps * costs[chosen, columns]
     with np.errstate(invalid="ignore"):
-        wins = hoped[:, np.newaxis] / step_times_ms * per_token > 1 + control.hysteresis
-    wins &= teaches[:, np.newaxis] & (np.asarray(draft_lengths)[:, np.newaxis] > current)
-    wins &= ~_pinned(control, len(rows))
-    longest = len(draft_lengths) - 1 - np.argmax(wins[::-1], axis=0)
-    any_wins = wins.any(axis=0)
-    costs = np.maximum(0.0, step_times_ms[longest, np.arange(len(rows))] - per_token)
+        least = np.maximum(step_times_ms / doubt - sure_ms, LEAST_COST * step_times_ms)
+    needed = steps * np.minimum(least, costs)[chosen, columns]
     return ExplorationPlan(
         lookup=(0, *current.tolist()),
-        lengths=(0, *np.where(any_wins, np.asarray(draft_lengths)[longest], current).tolist()),
-        costs_ms=(math.inf, *np.where(any_wins, costs, math.inf).tolist()),
-        dearest_ms=float(np.max(costs, where=any_wins, initial=0.0)),
+        lengths=(0, *np.where(found, lengths[chosen], current).tolist()),
+        costs_ms=(math.inf, *np.where(found, cost, math.inf).tolist()),
+        dearest_ms=float(np.max(cost, where=found, initial=0.0)),
         stale_positions=tuple(np.flatnonzero(stale).tolist()),
+        steps=steps,
+        needed_ms=(math.inf, *np.where(found, needed, math.inf).tolist()),
+        per_token_ms=(math.inf, *per_token.tolist()),
     )
 
 
@@ -419,7 +526,8 @@ class Exploration:
 def earn(balance_ms: float, step_time_ms: float, plan: ExplorationPlan, exploration_share: float) -> float:
     """Return the budget after a step: it earns ``exploration_share`` of the serving time.
 
-    No more is saved than the plan's dearest step costs, so that a quiet hour does not buy a slow minute.
+    No more is saved than the plan's dearest exploration costs, so that a quiet hour does not buy a slow
+    minute.
     """
     return max(balance_ms, min(balance_ms + exploration_share * step_time_ms, plan.dearest_ms))
 
@@ -427,16 +535,44 @@ def earn(balance_ms: float, step_time_ms: float, plan: ExplorationPlan, explorat
 def explore(plan: ExplorationPlan, batch_size: int, balance_ms: float) -> Exploration:
     """Return what the next step, of ``batch_size`` requests, drafts.
 
-    It explores as soon as the budget covers the most that the step can lose. Since the budget starts at
-    0 and only :func:`earn` adds to it, exploring never costs more than ``exploration_share`` of the
-    serving time, whatever is accepted, as long as steps take what they are priced at.
+    It explores as soon as the budget covers what that costs if its price is as much too high as it may be
+    (known prices: not at all), and pays the price, in debt if need be. Only :func:`earn` adds to the budget
+    and :func:`settle` puts right what was really lost, so exploring costs no more than
+    ``exploration_share`` of the serving time, and one exploration.
     """
     cost = plan.costs_ms[batch_size]
     if math.isinf(cost):
         return Exploration(plan.lookup[batch_size], NOTHING_TO_LEARN, 0.0, balance_ms)
-    if balance_ms < cost:
+    if balance_ms < plan.needed_ms[batch_size]:
         return Exploration(plan.lookup[batch_size], SAVING, 0.0, balance_ms)
     return Exploration(plan.lengths[batch_size], EXPLORED, cost, balance_ms - cost)
+
+
+def settle(
+    balance_ms: float,
+    plan: ExplorationPlan,
+    batch_size: int,
+    draft_length: int,
+    steps: int,
+    time_ms: float,
+    kept_tokens: float,
+) -> float:
+    """Return the budget after an exploration that started by ``plan`` at ``batch_size``.
+
+    ``steps`` of its steps were pure, of that batch size and verified ``draft_length``, which it explored;
+    they took ``time_ms`` together and kept ``kept_tokens``. Their mean loss, time less that in which the
+    table's length keeps as many tokens, is taken for all steps of the exploration in place of the price. So
+    a price that is too high does not keep a length from being explored, and drafts that were accepted less
+    than believed are paid for; no more than :data:`MOST_LOST` times what the step could cost at its price.
+    Without such steps the price stands.
+    """
+    if steps < 1 or draft_length != plan.lengths[batch_size] or not 0 < time_ms < math.inf:
+        return balance_ms
+    lost = (time_ms - plan.per_token_ms[batch_size] * kept_tokens / batch_size) / steps
+    price = plan.costs_ms[batch_size] / plan.steps + plan.per_token_ms[batch_size] * (draft_length + 1)
+    lost = min(max(lost, LEAST_COST * time_ms / steps), MOST_LOST * price)
+    settled = balance_ms + plan.costs_ms[batch_size] - plan.steps * lost
+    return settled if math.isfinite(settled) else balance_ms
 
 
 def _sum(one: Counts, other: Counts) -> Counts:
@@ -456,12 +592,23 @@ def _expected_tokens(counts: Counts, draft_length: int) -> tuple[float, float]:
     return found.expected_tokens, found.standard_error
 
 
-def _hopes(estimate: Estimate, stale: NDArray[np.bool_]) -> tuple[list[float], float]:
+def _hopes(estimate: Estimate, stale: NDArray[np.bool_], rate_is_stale: bool) -> tuple[list[float], float]:
     """Return the highest survival and proposal rate that the live counts leave possible."""
     hopes: list[float] = []
     for rate, unknown in zip(estimate.survival, stale, strict=True):
         hopes.append((hopes[-1] if hopes else 1.0) if unknown else rate)
-    return hopes, estimate.proposal_rate if estimate.requests >= FRESH_DRAFTS else 1.0
+    return hopes, 1.0 if rate_is_stale else estimate.proposal_rate
+
+
+def _sure_tokens(estimate: Estimate, draft_lengths: Sequence[int]) -> NDArray[np.float64]:
+    """Return the tokens that each length keeps if every survival is as low as its counts allow, a column."""
+    believed = np.asarray(estimate.survival)
+    behind = np.asarray(estimate.drafted) + np.asarray(estimate.prior_weights)
+    errors = np.sqrt(believed * (1 - believed) / np.maximum(behind, 1.0))
+    lowest = np.minimum.accumulate(np.maximum(0.0, believed - SURE_ERRORS * errors))
+    return acceptance.expected_tokens_of(lowest.tolist(), estimate.proposal_rate, draft_lengths)[
+        :, np.newaxis
+    ]
 
 
 def _pinned(control: Control, size: int) -> NDArray[np.bool_]:
