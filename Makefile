@@ -31,14 +31,21 @@ help:
 
 # vLLM's CPU build takes nearly all memory for its KV cache unless told how many GiB.
 DEMO_MEMORY = VLLM_CPU_KVCACHE_SPACE=1
+DEMO_ARGUMENTS = --max-num-seqs 16 --max-model-len 1024 \
+  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
 
 .PHONY: demo
 demo: model ## Profile the bundled small model on this machine's CPU and print its table
 	@mkdir -p demo
-	$(DEMO_MEMORY) $(BIN)/tabletune profile --output demo/table.json --plot -- $(MODEL) --max-num-seqs 16 --max-model-len 1024 \
-	  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+	$(DEMO_MEMORY) $(BIN)/tabletune profile --output demo/table.json --plot -- $(MODEL) $(DEMO_ARGUMENTS)
 	@$(BIN)/tabletune show demo/table.json
 	@echo "The document: demo/table.json   The picture: demo/table.png (and .svg)"
+
+.PHONY: serve
+serve: model ## Serve the demo's model with the plugin and its table: API on port 8000, metrics on 9410
+	@test -f demo/table.json || $(MAKE) --no-print-directory demo
+	TABLETUNE_TABLE=demo/table.json TABLETUNE_MODE=adapt $(DEMO_MEMORY) $(BIN)/python -m vllm.entrypoints.openai.api_server \
+	  --model $(MODEL) $(DEMO_ARGUMENTS)
 
 .PHONY: setup
 setup: $(READY) ## Make .venv with the pinned packages (demo and test do it themselves)
@@ -54,12 +61,20 @@ clean: ## Remove everything that these commands made, .venv and the model too
 ##@ Develop
 
 .PHONY: test
-test: lint check-lock test-core model ## Everything that CI runs: lint, pins, core alone, all tests (the engine's last)
+test: lint check-lock test-core model controlplane ## Everything that CI runs: lint, pins, core alone, all tests (the engine's last)
 	$(BIN)/pytest
 
 .PHONY: test-fast
-test-fast: setup ## Run the tests that start no engine
-	$(BIN)/pytest -m "not engine"
+test-fast: setup ## Run the tests that start neither an engine nor a control plane
+	$(BIN)/pytest -m "not engine and not cluster"
+
+.PHONY: controlplane
+controlplane: setup ## Build etcd and Kubernetes' control plane for the operator's tests (minutes, the first time; needs Go)
+	@$(BIN)/python tools/controlplane/building.py
+
+.PHONY: test-cluster
+test-cluster: controlplane ## Run the tests on a real etcd and kube-apiserver
+	$(BIN)/pytest -m cluster
 
 .PHONY: test-engine
 test-engine: model ## Run the tests on the real engine
@@ -76,6 +91,7 @@ lint: setup ## Check style, types, the layers' contracts and the generated pages
 	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate_reference.py --check
+	$(BIN)/python tools/generate_api.py --check
 
 .PHONY: format
 format: setup ## Format the code and fix what can be fixed by itself
@@ -91,6 +107,7 @@ benchmark: model ## Run the benchmarks; results go to benchmarks/results
 .PHONY: generate
 generate: setup ## Regenerate the JSON Schema and the reference of the command line
 	$(BIN)/python tools/generate_reference.py
+	$(BIN)/python tools/generate_api.py
 
 # Pins stay as they are unless the project's needs changed; `make lock UPGRADE=--upgrade` takes the newest.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

@@ -1,14 +1,19 @@
-"""Turns a JSON Schema into pages of fields; `generate_reference.py` writes them to docs/reference.
+"""Turns models and constants into pages; `generate_reference.py` writes them to docs/reference.
 
-The models' own docstrings, bounds and defaults become the reference, so a field that is added or bounded
+The code's own docstrings, bounds and defaults become the reference, so a field that is added or bounded
 otherwise is in it at once, and none stays there that no longer exists.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 Schema = Mapping[str, Any]
@@ -45,7 +50,7 @@ def _without_definitions(schema: Schema) -> dict[str, Any]:
 
 
 def _section(name: str, schema: Schema) -> str:
-    parts = [f"## {name}", _prose(schema.get("description", ""))]
+    parts = [f"## {name}", prose(schema.get("description", ""))]
     if "properties" in schema:
         required = schema.get("required", ())
         rows = [_row(field, own, field in required) for field, own in schema["properties"].items()]
@@ -57,7 +62,7 @@ def _section(name: str, schema: Schema) -> str:
 
 def _row(field: str, schema: Schema, is_required: bool) -> str:
     default = "required" if is_required else _default(schema)
-    return f"| `{field}` | {_type(schema)} | {default} | {_prose(schema.get('description', ''))} |"
+    return f"| `{field}` | {_type(schema)} | {default} | {prose(schema.get('description', ''))} |"
 
 
 def _default(schema: Schema) -> str:
@@ -103,6 +108,61 @@ def _values(values: list[Any]) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 
-def _prose(description: str) -> str:
-    """Return a docstring as one line of Markdown."""
-    return " ".join(description.replace("``", "`").replace("|", "\\|").split())
+def prose(description: str) -> str:
+    """Return a docstring as one line of Markdown, what it refers to by the last part of its name."""
+    named = re.sub(r":\w+:`(?:[\w.]+\.)?(\w+)`", r"`\1`", description)
+    return " ".join(named.replace("``", "`").replace("|", "\\|").split())
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    names = list(columns)
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a schema, in words."""
+
+    name: str
+    type: str
+    """With its bounds; the values of an enumeration are spelled out."""
+    default: str
+    meaning: str
+
+
+def fields(schema: Schema) -> list[Field]:
+    """Return the fields of ``schema``'s own object."""
+    definitions: Mapping[str, Schema] = schema.get("$defs", {})
+    required = schema.get("required", ())
+    found = []
+    for name, own in schema["properties"].items():
+        named = definitions.get(str(own.get("$ref", "")).removeprefix(_REFERENCE), {})
+        spelled = {key: value for key, value in {**named, **own}.items() if key != "$ref" or not named}
+        default = "required" if name in required else _default(spelled)
+        found.append(Field(name, _type(spelled), default, prose(spelled.get("description", ""))))
+    return found
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A documented constant of a module."""
+
+    name: str
+    value: object
+    meaning: str
+
+
+def constants(module: ModuleType) -> list[Constant]:
+    """Return the constants of ``module`` that have a docstring, in its order."""
+    body = ast.parse(inspect.getsource(module)).body
+    found = []
+    for statement, after in itertools.pairwise(body):
+        match statement, after:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ) if name.isupper() and not name.startswith("_"):
+                found.append(Constant(name, getattr(module, name), prose(text)))
+    return found

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import typer
 import typer.cli
 
 import describing
-from tabletune import schemas
+import plugin_examples
+from tabletune import controlling, correcting, estimating, schemas
+from tabletune.documents import Control
+from tabletune_plugin import controller, following, runtime, serving, settings, states, steering, tallying
+from tabletune_plugin.settings import Settings
 from tabletune_profiler import main, progress
 from tabletune_profiler.commands import schema
 from tabletune_profiler.exit_codes import ExitCode
@@ -24,12 +29,21 @@ from tabletune_profiler.prompts import Prompt
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 
+CONSTANTS = {
+    "Acceptance and when to explore": (estimating,),
+    "Cost": (correcting,),
+    "The loop": (controlling, controller, tallying, steering),
+    "Threads and HTTP": (runtime, serving),
+}
+"""Modules whose constants the plugin's page lists, by what they are about."""
+
 
 def pages() -> dict[Path, str]:
     """Return the content of every generated page."""
     return {
         FOLDER / "cli.md": command_line(),
         FOLDER / "document.md": document(),
+        FOLDER / "plugin.md": plugin(),
         FOLDER / "prompts.md": prompts(),
         FOLDER / "table-document.schema.json": schema.render(),
     }
@@ -121,6 +135,126 @@ fault. Exactly one of `messages`, `prompt` and `prompt_token_ids` is given.
 
 {describing.sections(Prompt.model_json_schema(), "Prompt")}
 """
+
+
+def plugin() -> str:
+    """Return the page of the plugin's environment variables, reasons, metrics and constants."""
+    return f"""<!-- Made by tools/generate_reference.py; change tabletune_plugin, not this page. -->
+
+# The plugin: settings, reasons, metrics
+
+How to use them: [Serve with the plugin](../guide/serving.md),
+[Operating the plugin](../operations/plugin.md).
+
+## Environment variables
+
+Read once, when the engine starts. A bad value is told in the log with what is right, and only that setting
+falls back. Flags are `1` or `0`.
+
+{_variables()}
+
+### Fields of the document
+
+Each field of the document's [`control`](document.md#control) section has a variable, which wins over the
+document. A value is written as in JSON; words need no quotes, and lengths no brackets:
+`TABLETUNE_MODE=adapt`, `TABLETUNE_ALLOWED_LENGTHS=0,1,3`, `TABLETUNE_PINNED=[[1,8,2]]`. Where the variable is
+unset, the document's value holds; the default is that of a document which has none.
+
+{_control_variables()}
+
+## Paths
+
+On the metrics port, for GET and HEAD.
+
+| path | answers |
+| --- | --- |
+| `/metrics` | the metrics below, for Prometheus |
+| `/healthz` | JSON with `healthy`, `active`, `reason`; status 503 for `ControllerFailed` alone, else 200 |
+| `/debug/table` | JSON: the table in force and why ([how to read it](../operations/plugin.md#debugtable)) |
+
+## Reasons
+
+The label of `tabletune_active`, and `reason` in `/debug/table`.
+
+{_reasons()}
+
+## Results of a reload
+
+The label of `tabletune_reloads_total`, and `lastReload` in `/debug/table`.
+
+{_reload_results()}
+
+## Metrics
+
+A metric that has nothing to say is left out: there is no `tabletune_survival` before drafts were looked at,
+and none at all in mode `follow`. `batch` is a range of batch sizes, `length` a draft length.
+
+{_metrics()}
+
+## Constants
+
+What is no setting. They are documented in the code, beside what uses them.
+
+{_constants()}
+"""
+
+
+def _variables() -> str:
+    rows = []
+    for field in describing.fields(Settings.model_json_schema()):
+        if field.name != "control":
+            rows.append(
+                (f"`{settings.PREFIX}{field.name.upper()}`", field.type, field.default, field.meaning)
+            )
+    return describing.table(("variable", "type", "default", "meaning"), rows)
+
+
+def _control_variables() -> str:
+    fields = {field.name: field for field in describing.fields(Control.model_json_schema(by_alias=False))}
+    rows = []
+    for variable, name in settings.CONTROL_VARIABLES.items():
+        field, alias = fields[name], Control.model_fields[name].alias or name
+        rows.append((f"`{variable}`", f"`{alias}`", field.type, field.default, field.meaning))
+    return describing.table(("variable", "field", "type", "default", "meaning"), rows)
+
+
+def _reasons() -> str:
+    rows = [(f"`{found.value}`", found.meaning) for found in describing.constants(states)]
+    return describing.table(("reason", "meaning"), rows)
+
+
+def _reload_results() -> str:
+    not_taken = (states.DOCUMENT_UNUSABLE, states.FINGERPRINT_REFUSED)
+    rows = [
+        (f"`{found.value}`", found.meaning)
+        for module in (following, states)
+        for found in describing.constants(module)
+        if isinstance(found.value, str) and (module is following or found.value in not_taken)
+    ]
+    return describing.table(("result", "meaning"), rows)
+
+
+def _metrics() -> str:
+    rows = []
+    for family in plugin_examples.families():
+        name = f"`{family.name}_total`" if family.type == "counter" else f"`{family.name}`"
+        labels = ", ".join(f"`{label}`" for label in family.samples[0].labels)
+        rows.append((name, family.type, labels, describing.prose(family.documentation)))
+    return describing.table(("metric", "type", "labels", "meaning"), rows)
+
+
+def _constants() -> str:
+    return "\n\n".join(f"### {title}\n\n{_numbers(modules)}" for title, modules in CONSTANTS.items())
+
+
+def _numbers(modules: tuple[ModuleType, ...]) -> str:
+    rows = [
+        (f"`{found.name}`", f"{found.value:,}", f"`{module.__name__}`", found.meaning)
+        for module in modules
+        for found in describing.constants(module)
+        if isinstance(found.value, int | float)
+    ]
+    return describing.table(("constant", "value", "module", "meaning"), rows)
 
 
 def run() -> None:

@@ -59,6 +59,8 @@ def _become_engine_process(log_path: Path) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # The engine core must live here, where the tap is, and nothing may be fetched behind our back.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # The plugin must not follow a table in the engine that one is measured on.
+    os.environ.pop("TABLETUNE_TABLE", None)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 

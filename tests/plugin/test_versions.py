@@ -197,3 +197,5 @@ def test_installed_vllm_is_supported_and_has_the_hooks() -> None:
     pytest.importorskip("vllm")
     versions.require_supported(versions.installed())
     versions.require_hooks()
+    versions.require_arguments_hook()
+    versions.require_engine_hooks()

@@ -56,3 +56,16 @@ def test_every_definition_that_is_mentioned_has_one_section_after_its_first_ment
 def test_a_docstring_of_several_lines_stays_in_its_cell() -> None:
     told = row({"type": "string", "description": "Says ``this``\nor a | bar."})
     assert told.endswith(r"| Says `this` or a \| bar. |")
+
+
+def test_values_of_an_enumeration_are_spelled_out_in_a_list_of_fields() -> None:
+    schema = schema_of({"$ref": "#/$defs/Mode", "default": "on"}, Mode={"enum": ["on", "off"]})
+    (found,) = describing.fields(schema | {"required": []})
+    assert (found.name, found.type, found.default) == ("field", "one of `on`, `off`", '`"on"`')
+
+
+def test_references_to_code_are_told_by_their_last_name() -> None:
+    assert (
+        describing.prose(":func:`tabletune.tables.compute` in ``adapt``,\n a|b")
+        == "`compute` in `adapt`, a\\|b"
+    )

@@ -98,7 +98,12 @@ class Tap:
     def record_spans(self, executor: Any) -> bool:
         """Have the workers of ``executor`` record GPU spans; no step may be in flight. Whether one does."""
         spans = gpu_spans.Spans.create()
-        if not any(executor.collective_rpc(gpu_spans.attach_in_worker, args=(spans.name,))):
+        try:
+            records = any(executor.collective_rpc(gpu_spans.attach_in_worker, args=(spans.name,)))
+        except Exception:
+            spans.close()
+            raise
+        if not records:
             spans.close()
             return False
         self._spans, self._executor = spans, executor

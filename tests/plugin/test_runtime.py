@@ -1,0 +1,142 @@
+"""The plugin's threads around an engine that is not there."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tabletune import documents
+from tabletune_plugin import runtime, settings, states
+from tabletune_plugin.controller import Controller
+from tabletune_plugin.runtime import Runtime
+from tests.plugin import engines
+from tests.plugin.test_serving import free_port, get, wait_for
+
+Start = Callable[..., Runtime]
+
+
+@pytest.fixture
+def tap() -> engines.Tap:
+    return engines.Tap()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "table.json"
+
+
+@pytest.fixture
+def start(path: Path, tap: engines.Tap) -> Iterator[Start]:
+    started: list[Runtime] = []
+
+    def begin(**variables: str) -> Runtime:
+        chosen, complaints = settings.read(
+            {"TABLETUNE_TABLE": str(path), "TABLETUNE_METRICS_PORT": "0"} | variables
+        )
+        assert not complaints
+        started.append(
+            Runtime.start(
+                engines.engine(),
+                chosen,
+                tap,
+                gpu_span_ms=lambda number: None,
+                measures_spans=lambda: False,
+            )
+        )
+        return started[-1]
+
+    yield begin
+    for running in started:
+        running.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_table_is_in_force_when_start_returns(start: Start, path: Path, tap: engines.Tap) -> None:
+    path.write_bytes(documents.dump(engines.document()))
+    assert start().report.reason == states.FOLLOWING
+    assert tap.lookup == (0, 2, 2, 1, 0)
+
+
+def test_changed_file_is_in_force_within_two_seconds(start: Start, path: Path, tap: engines.Tap) -> None:
+    path.write_bytes(documents.dump(engines.document()))
+    start()
+    path.write_bytes(documents.dump(engines.document((0, 0, 0, 0), generation=2)))
+    began = time.monotonic()
+    wait_until(lambda: tap.lookup == (0, 0, 0, 0, 0))
+    assert time.monotonic() - began < 2.0
+
+
+def test_steps_are_counted_and_shown(start: Start) -> None:
+    running = start()
+    for number in range(5):
+        running.on_step(engines.step(number))
+    totals = running.snapshot().totals
+    assert totals is not None
+    assert sum(total[0] for total in totals.steps.values()) == 5
+
+
+def test_threads_are_daemons_and_end_with_stop(start: Start) -> None:
+    before = set(threading.enumerate())
+    running = start(TABLETUNE_METRICS_PORT=str(free_port()))
+    ours = set(threading.enumerate()) - before
+    assert {thread.name for thread in ours} >= {"tabletune-control", "tabletune-metrics"}
+    assert all(thread.daemon for thread in ours)
+    running.stop()
+    wait_until(lambda: not any(thread.is_alive() for thread in ours))
+
+
+def test_metrics_are_served(start: Start, path: Path) -> None:
+    path.write_bytes(documents.dump(engines.document()))
+    port = free_port()
+    start(TABLETUNE_METRICS_PORT=str(port))
+    wait_for(port)
+    assert b'tabletune_active{reason="Following"} 1.0' in get(port, "/metrics")[2]
+    assert json.loads(get(port, "/debug/table")[2])["table"] == [[1, 2, 2], [3, 3, 1], [4, 4, 0]]
+
+
+def test_inactive_runtime_serves_its_reason(path: Path) -> None:
+    port = free_port()
+    chosen, _ = settings.read({"TABLETUNE_TABLE": str(path), "TABLETUNE_METRICS_PORT": str(port)})
+    running = Runtime.inactive(chosen, states.NO_LOOKUP, "there is none")
+    try:
+        wait_for(port)
+        assert b'tabletune_active{reason="NoLookup"} 0.0' in get(port, "/metrics")[2]
+        running.on_step(engines.step())  # nothing to count it, and nothing raises
+    finally:
+        running.stop()
+
+
+def test_slow_file_system_delays_the_engines_start_by_no_more_than_the_limit(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tap: engines.Tap
+) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr(Controller, "tick", lambda self, now: hanging.wait(30))
+    monkeypatch.setattr(runtime, "FIRST_TICK_SECONDS", 0.2)
+    began = time.monotonic()
+    start()
+    assert time.monotonic() - began < 1.0
+    assert tap.lookup == (0, 2, 2, 2, 2)
+    hanging.set()
+
+
+def test_tick_that_raises_is_not_the_last(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = []
+
+    def fail(self: Controller, now: float) -> None:
+        ticks.append(now)
+        raise MemoryError
+
+    monkeypatch.setattr(Controller, "tick", fail)
+    start(TABLETUNE_POLL_SECONDS="0.01")
+    wait_until(lambda: len(ticks) > 3)

@@ -1,0 +1,196 @@
+"""Metrics over HTTP: answered, bounded, and no port is worth an exception."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from tabletune_plugin import serving, settings, states
+from tabletune_plugin.metrics import Snapshot
+from tabletune_plugin.serving import Server
+
+SETTINGS, _ = settings.read({"TABLETUNE_TABLE": "/t.json"})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def snapshot(reason: str = states.NO_DOCUMENT) -> Snapshot:
+    return Snapshot(states.Report(active=False, reason=reason, message=""), None, SETTINGS, None, 0)
+
+
+@contextmanager
+def running(port: int, reason: str = states.NO_DOCUMENT) -> Iterator[None]:
+    server = Server(port, lambda: snapshot(reason))
+    server.start()
+    try:
+        wait_for(port)
+        yield
+    finally:
+        server.stop()
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    pytest.fail("the port was never open")
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.headers["Content-Type"], response.read()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def test_metrics_are_what_prometheus_parses(port: int) -> None:
+    with running(port):
+        status, kind, body = get(port, "/metrics")
+        assert (status, kind.partition(";")[0]) == (200, "text/plain")
+        families = {family.name for family in text_string_to_metric_families(body.decode())}
+        assert "tabletune_active" in families
+        status, kind, body = get(port, "/metrics?x=1", Accept="application/openmetrics-text; version=1.0.0")
+        assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
+        parse = cast(Callable[[str], Iterable[Metric]], openmetrics.text_string_to_metric_families)
+        assert {family.name for family in parse(body.decode())} == families
+
+
+def test_health_says_the_reason_and_fails_only_with_the_controller(port: int) -> None:
+    with running(port):
+        status, _, body = get(port, "/healthz")
+        assert (status, json.loads(body)) == (
+            200,
+            {"healthy": True, "active": False, "reason": "NoDocument"},
+        )
+    with running(port, states.CONTROLLER_FAILED):
+        assert get(port, "/healthz")[0] == 503
+
+
+def test_table_is_described_as_json(port: int) -> None:
+    with running(port):
+        status, kind, body = get(port, "/debug/table")
+        assert (status, kind) == (200, "application/json")
+        assert json.loads(body)["reason"] == "NoDocument"
+
+
+def test_other_paths_and_methods_are_refused(port: int) -> None:
+    with running(port):
+        assert get(port, "/")[0] == 404
+        assert get(port, "/metrics/../../etc/passwd")[0] == 404
+        assert get(port, "/metrics", "POST")[0] == 501
+        status, _, body = get(port, "/metrics", "HEAD")
+        assert (status, body) == (200, b"")
+
+
+def test_snapshot_that_raises_is_a_500_and_the_next_is_answered(port: int) -> None:
+    reports = iter([snapshot()])
+
+    server = Server(port, lambda: next(reports))
+    server.start()
+    try:
+        wait_for(port)
+        assert get(port, "/healthz")[0] == 200
+        assert get(port, "/healthz")[0] == 500
+        assert get(port, "/nothing")[0] == 404
+    finally:
+        server.stop()
+
+
+def test_rubbish_and_silence_do_not_stop_the_server(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving._Handler, "timeout", 0.5)
+    with running(port):
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(serving.MOST_REQUESTS)]
+        for rubbish in (b"\x00\xff" * 50_000, b"GET /metrics HTTP/9.9\r\n\r\n", b"GET " + b"x" * 70_000):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                try:
+                    client.sendall(rubbish)
+                    client.recv(100)
+                except OSError:
+                    pass  # turned away: all slots are taken
+        time.sleep(0.8)  # the silent ones are given up
+        assert get(port, "/healthz")[0] == 200
+        for client in silent:
+            client.close()
+
+
+def test_only_so_many_requests_are_handled_at_a_time(port: int) -> None:
+    with running(port):
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(serving.MOST_REQUESTS)]
+        time.sleep(0.5)
+        with pytest.raises((http.client.HTTPException, OSError)):
+            get(port, "/healthz")
+        for client in silent:
+            client.close()
+        time.sleep(0.5)
+        assert get(port, "/healthz")[0] == 200
+
+
+def test_busy_port_is_told_once_and_taken_when_it_is_free(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "RETRY_SECONDS", 0.05)
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        taken.bind(("", port))
+        taken.listen()
+        server = Server(port, snapshot)
+        server.start()
+        time.sleep(0.5)
+    try:
+        wait_for(port)
+        assert get(port, "/healthz")[0] == 200
+    finally:
+        server.stop()
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert f"port {port}" in warnings[0]
+
+
+def test_port_is_free_after_stop(port: int) -> None:
+    for _ in range(3):
+        with running(port):
+            pass
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+
+
+def test_server_that_waits_for_a_port_stops_at_once(port: int) -> None:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        taken.bind(("", port))
+        taken.listen()
+        server = Server(port, snapshot)
+        server.start()
+        time.sleep(0.2)
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 1.0

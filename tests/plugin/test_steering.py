@@ -1,0 +1,190 @@
+"""The lookup in force, and explorations that go back by themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tabletune import estimating
+from tabletune.estimating import ExplorationPlan
+from tabletune_plugin.steering import Steering
+from tests.plugin import engines
+
+LOOKUP = (0, 0, 0, 0, 0)
+
+
+def plan(cost_ms: float = 1.0, steps: int = 3) -> ExplorationPlan:
+    """Length 2 is worth exploring at batch size 2 only."""
+    return ExplorationPlan(
+        lookup=LOOKUP,
+        lengths=(0, 0, 2, 0, 0),
+        costs_ms=(math.inf, math.inf, cost_ms, math.inf, math.inf),
+        dearest_ms=cost_ms,
+        stale_positions=(0, 1),
+        steps=steps,
+        needed_ms=(math.inf, math.inf, cost_ms, math.inf, math.inf),
+        per_token_ms=(math.inf, 12.0, 12.0, 12.0, 12.0),
+    )
+
+
+@pytest.fixture
+def tap() -> engines.Tap:
+    return engines.Tap()
+
+
+@pytest.fixture
+def steering(tap: engines.Tap) -> Steering:
+    return Steering(tap)
+
+
+def test_lookup_is_put_in_force(tap: engines.Tap, steering: Steering) -> None:
+    assert steering.lookup is None
+    steering.put_in_force([0, 1, 1, 1, 1])
+    assert tap.lookup == steering.lookup == (0, 1, 1, 1, 1)
+
+
+def test_lookup_of_another_size_is_refused_and_the_old_one_stays(
+    tap: engines.Tap, steering: Steering
+) -> None:
+    steering.put_in_force(LOOKUP)
+    with pytest.raises(ValueError, match="a lookup of 2 entries"):
+        steering.put_in_force([0, 1])
+    assert steering.lookup == tap.lookup == LOOKUP
+
+
+def test_without_a_plan_nothing_is_explored(tap: engines.Tap, steering: Steering) -> None:
+    steering.put_in_force(LOOKUP)
+    for number in range(100):
+        steering.add(engines.step(number))
+    assert tap.lookups == [LOOKUP]
+
+
+def test_exploration_starts_when_it_is_paid_for_and_goes_back_after_its_steps(
+    tap: engines.Tap, steering: Steering
+) -> None:
+    steering.put_in_force(LOOKUP, plan(cost_ms=1.0, steps=3), share=0.01)
+    # 12 ms a step earn 0.12 ms each: the ninth pays.
+    for number in range(8):
+        steering.add(engines.step(number))
+    assert tap.lookups == [LOOKUP]
+    steering.add(engines.step(8))
+    assert tap.lookup == (0, 0, 2, 0, 0)
+    assert steering.exploring
+    assert steering.lookup == LOOKUP
+    for number in range(9, 11):
+        steering.add(engines.step(number))
+    assert tap.lookup == (0, 0, 2, 0, 0)
+    steering.add(engines.step(11))
+    assert tap.lookup == LOOKUP
+    assert steering.explorations == 1
+
+
+def test_explorations_take_no_more_than_their_share_and_one(tap: engines.Tap, steering: Steering) -> None:
+    # A step keeps 2 tokens of 12 ms each per request: 10 ms would be a gain, so it is given what it costs.
+    steering.put_in_force(LOOKUP, plan(cost_ms=6.0, steps=3), share=0.005)
+    served = lost = 0.0
+    length = 0
+    for number in range(10_000):
+        explored = tap.lookup[2]
+        interval = 15.0 if length == 2 else 12.0
+        steering.add(
+            engines.step(
+                number, length=length, next_length=explored, interval_ms=interval, accepted=(0, 0)[:length]
+            )
+        )
+        served += interval
+        lost += interval - 12.0
+        length = explored
+    assert steering.explorations > 50
+    assert lost <= 0.005 * served + 9.0
+
+
+def test_exploration_that_cost_less_than_its_price_is_paid_back(tap: engines.Tap, steering: Steering) -> None:
+    steering.put_in_force(LOOKUP, plan(cost_ms=12.0, steps=3), share=0.005)
+
+    def serve(steps: int, explored_ms: float) -> int:
+        before, length = steering.explorations, 0
+        for number in range(steps):
+            explored = tap.lookup[2]
+            interval = explored_ms if length == 2 else 12.0
+            steering.add(
+                engines.step(
+                    number,
+                    length=length,
+                    next_length=explored,
+                    interval_ms=interval,
+                    accepted=(0, 0)[:length],
+                )
+            )
+            length = explored
+        return steering.explorations - before
+
+    assert serve(5_000, explored_ms=12.1) > 1.5 * serve(5_000, explored_ms=16.0) > 0
+
+
+@pytest.mark.parametrize("late", [1, 2], ids=["synchronous", "asynchronous"])
+def test_exploration_is_settled_by_all_steps_that_verified_its_drafts(
+    tap: engines.Tap, steering: Steering, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    settled: list[tuple[int, float, int]] = []
+
+    def settle(balance_ms: float, plan: ExplorationPlan, *found: Any) -> float:
+        batch_size, draft_length, steps, time_ms, kept_tokens = found
+        assert (batch_size, draft_length) == (2, 2)
+        settled.append((steps, time_ms, kept_tokens))
+        return -1e9  # never again
+
+    monkeypatch.setattr(estimating, "settle", settle)
+    steering.put_in_force(LOOKUP, plan(cost_ms=0.0, steps=3), share=0.01)
+    # A step drafts what the lookup said when it was scheduled; the next one verifies it.
+    scheduled, length = [0] * late, 0
+    for number in range(30):
+        next_length = scheduled.pop(0)
+        steering.add(engines.step(number, length=length, next_length=next_length, accepted=(1, 0)[:length]))
+        scheduled.append(tap.lookup[2])
+        length = next_length
+    assert settled == [(3, 36.0, 9)]
+
+
+def test_exploration_ends_with_another_batch_size(tap: engines.Tap, steering: Steering) -> None:
+    steering.put_in_force(LOOKUP, plan(cost_ms=0.0, steps=50), share=0.01)
+    steering.add(engines.step(0))
+    assert steering.exploring
+    steering.add(engines.step(1, batch_size=3))
+    assert not steering.exploring
+    assert tap.lookup == LOOKUP
+
+
+def test_exploration_goes_on_when_the_same_lookup_is_put_in_force_again(
+    tap: engines.Tap, steering: Steering
+) -> None:
+    steering.put_in_force(LOOKUP, plan(cost_ms=0.0, steps=3), share=0.01)
+    steering.add(engines.step(0))
+    steering.put_in_force(LOOKUP, plan(cost_ms=0.0, steps=3), share=0.01)
+    assert steering.exploring
+    assert tap.lookup == (0, 0, 2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lookup", "explored"), [((0, 1, 1, 1, 1), plan(0.0)), (LOOKUP, None)], ids=["lookup", "none"]
+)
+def test_other_lookup_or_none_to_explore_ends_it(
+    tap: engines.Tap, steering: Steering, lookup: tuple[int, ...], explored: ExplorationPlan | None
+) -> None:
+    steering.put_in_force(LOOKUP, plan(0.0, steps=50), share=0.01)
+    steering.add(engines.step(0))
+    assert steering.exploring
+    steering.put_in_force(lookup, explored, share=0.01)
+    assert not steering.exploring
+    assert tap.lookup == lookup
+    steering.add(engines.step(1))
+    assert tap.lookup == lookup
+
+
+def test_idle_time_earns_nothing(tap: engines.Tap, steering: Steering) -> None:
+    steering.put_in_force(LOOKUP, plan(cost_ms=0.1), share=0.01)
+    for number in range(100):
+        steering.add(engines.step(number, interval_ms=math.nan))
+    assert steering.explorations == 0
