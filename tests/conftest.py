@@ -22,17 +22,23 @@ os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", MPLBACKEND="Agg")
 MODEL_FOLDER = Path(__file__).parents[1] / ".cache" / "models" / "SmolLM2-135M-Instruct"
 
 FAST_TEST_SECONDS = 60
+CLUSTER_TEST_SECONDS = 300
 ENGINE_TEST_SECONDS = 600
 THREAD_GRACE_SECONDS = 2.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests on the real engine last, and give every test a time limit."""
-    items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
+    """Run the tests that need a cluster or the real engine last, and give every test a time limit."""
+    seconds = {"engine": ENGINE_TEST_SECONDS, "cluster": CLUSTER_TEST_SECONDS}
+
+    def order(item: pytest.Item) -> int:
+        return 2 if item.get_closest_marker("engine") else 1 if item.get_closest_marker("cluster") else 0
+
+    items.sort(key=order)
     for item in items:
         if item.get_closest_marker("timeout") is None:
-            on_engine = item.get_closest_marker("engine") is not None
-            item.add_marker(pytest.mark.timeout(ENGINE_TEST_SECONDS if on_engine else FAST_TEST_SECONDS))
+            limits = [limit for name, limit in seconds.items() if item.get_closest_marker(name)]
+            item.add_marker(pytest.mark.timeout(max(limits, default=FAST_TEST_SECONDS)))
 
 
 @pytest.fixture(autouse=True)

@@ -22,13 +22,14 @@ from tabletune_profiler.commands.diff import diff
 from tabletune_profiler.commands.plot import plot
 from tabletune_profiler.commands.profile import profile
 from tabletune_profiler.commands.render import render
+from tabletune_profiler.commands.report import report
 from tabletune_profiler.commands.schema import schema
 from tabletune_profiler.commands.show import show
 from tabletune_profiler.commands.table import table
 from tabletune_profiler.commands.validate import validate
 from tabletune_profiler.exit_codes import CommandError, ExitCode
 
-COMMANDS = (profile, check, table, show, plot, diff, render, validate, schema)
+COMMANDS = (profile, check, table, show, plot, diff, render, validate, schema, report)
 """In the order of the help. A command is a function: its name, parameters and docstring are the help."""
 ENGINE_COMMANDS = ("profile", "check")
 """Those that take vLLM's arguments."""

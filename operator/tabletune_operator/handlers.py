@@ -1,0 +1,88 @@
+"""Kopf's handlers, which only route: an object was seen, so its DraftTable is to be looked at.
+
+Kopf lists and watches (with reconnects, time-outs and 410 Gone), and tells of each object twice. Indexing
+comes first, and Kopf waits with all else until every kind was listed: there the cache is filled, so the first
+look already knows everything. Then come the events, which put the DraftTable into the queue.
+
+No handler here changes an object, so Kopf needs no finalizer and keeps no progress or diff of its own in
+ours: a DraftTable can be deleted while no operator runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from tabletune.api import names
+from tabletune_operator import credentials, kinds
+from tabletune_operator.caching import WATCHED, Cache
+from tabletune_operator.queueing import Queue
+
+SERVER_TIMEOUT_SECONDS = 300
+"""Time after which the API server ends a watch, which is then taken up where it was."""
+CHUNK = 100
+"""Objects in one answer of a list; ConfigMaps hold whole documents."""
+
+
+def registry(cache: Cache, queue: Queue, seen: Callable[[], None]) -> kopf.OperatorRegistry:
+    """Return the handlers; ``seen`` is called once, when everything was listed and the first event came."""
+    handlers = kopf.OperatorRegistry()
+    for kind in WATCHED:
+        _route(handlers, kind, cache, queue, seen)
+
+    @kopf.on.login(registry=handlers)
+    def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInfo:
+        return credentials.find(settings)
+
+    return handlers
+
+
+def _route(
+    handlers: kopf.OperatorRegistry, kind: str, cache: Cache, queue: Queue, seen: Callable[[], None]
+) -> None:
+    found = kinds.KINDS[kind]
+    where = (found.group, found.version, found.plural) if found.group else (found.version, found.plural)
+
+    @kopf.index(*where, id=f"{kind}-cache", registry=handlers)
+    async def remember(body: kopf.Body, **_: Any) -> None:
+        # A coroutine, since Kopf runs plain functions in threads. Into our own cache: Kopf's index would
+        # hold whole bodies, and cannot be asked by two keys.
+        cache.put(kind, dict(body))
+
+    @kopf.on.event(*where, id=f"{kind}-event", registry=handlers)
+    async def route(type: str | None, body: kopf.Body, **_: Any) -> None:
+        seen()
+        note = cache.remove if type == "DELETED" else cache.put
+        key = note(kind, dict(body))
+        if key is not None:
+            queue.add(key)
+        if kind == names.KIND and key is not None:
+            # One that waits for its ConfigMap, or its pods, may have its turn now.
+            for other in cache.tables(key[0]):
+                if type == "DELETED" and other.key != key:
+                    queue.add(other.key)
+
+
+def operator_settings() -> kopf.OperatorSettings:
+    """Return how Kopf is to watch: only what carries our label, and never for ever."""
+    chosen = kopf.OperatorSettings()
+    chosen.watching.server_timeout = SERVER_TIMEOUT_SECONDS
+    chosen.watching.client_timeout = SERVER_TIMEOUT_SECONDS + 10
+    chosen.watching.connect_timeout = 10
+    chosen.watching.chunk_size = CHUNK
+    for kind in WATCHED:
+        found = kinds.KINDS[kind]
+        if kind != names.KIND:
+            key = (found.group, found.version, found.plural) if found.group else (found.version, found.plural)
+            chosen.watching.label_selectors[key] = names.DRAFT_TABLE_LABEL
+    # Nothing of Kopf's is written into our objects; were a handler to need it, it would be in the status.
+    chosen.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf")
+    chosen.persistence.diffbase_storage = kopf.StatusDiffBaseStorage(field="status.kopf.seen")
+    chosen.persistence.finalizer = f"{names.GROUP}/kopf"
+    chosen.posting.enabled = False
+    # The kinds are known, and watching for new ones would take rights to CRDs and namespaces.
+    chosen.scanning.disabled = True
+    chosen.peering.standalone = True
+    return chosen

@@ -1,0 +1,131 @@
+"""Which of several operators acts: the one that holds a Lease, as other controllers of Kubernetes do it.
+
+Kopf's own peering would pause Kopf's watches and nothing else: a look under way, and the correction loop,
+would go on beside another operator's. So ``main`` lets workers run only while this says so, and ends the
+process when the Lease is lost; the next start waits for its turn with a memory that is up to date.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tabletune_operator import errors, metrics, observations
+from tabletune_operator.requesting import Client
+
+LEASE_SECONDS = 15
+"""Time without renewal after which another operator may take over."""
+RENEW_SECONDS = 5.0
+
+logger = logging.getLogger("tabletune.operator")
+
+
+class LostError(RuntimeError):
+    """Another operator leads now, or the Lease could not be renewed in time."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What to do with a Lease."""
+
+    mine: bool
+    """Whether this operator may hold it now."""
+    body: Mapping[str, Any] | None = None
+    """The Lease to write, where it may."""
+
+
+def turn(lease: Mapping[str, Any] | None, namespace: str, name: str, identity: str, now: datetime) -> Turn:
+    """Return whether ``identity`` may hold ``lease`` at ``now``, ``None`` being no Lease yet.
+
+    It may where nobody does, where it does already, and where the holder has not renewed in time.
+    """
+    spec = dict((lease or {}).get("spec") or {})
+    holder = spec.get("holderIdentity") or ""
+    renewed = observations.moment(str(spec.get("renewTime") or ""))
+    seconds = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
+    if holder not in ("", identity) and renewed is not None and (now - renewed).total_seconds() < seconds:
+        return Turn(False)
+    moment = now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    taken = {
+        "holderIdentity": identity,
+        "leaseDurationSeconds": LEASE_SECONDS,
+        "renewTime": moment,
+        "acquireTime": spec.get("acquireTime", moment) if holder == identity else moment,
+        "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (0 if holder == identity else 1),
+    }
+    metadata: dict[str, Any] = {"name": name, "namespace": namespace}
+    if lease is not None:
+        metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
+    return Turn(
+        True,
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": taken},
+    )
+
+
+class Leader:
+    """Holds on to one Lease."""
+
+    def __init__(
+        self, client: Client, namespace: str, name: str, identity: str, now: Callable[[], datetime]
+    ) -> None:
+        self._client, self._namespace, self._name = client, namespace, name
+        self._identity, self._now = identity, now
+
+    async def acquire(self) -> None:
+        """Return once this operator leads, however long that takes."""
+        told = False
+        while not await self._try():
+            if not told:
+                logger.info("Another operator leads; waiting for Lease %s/%s.", self._namespace, self._name)
+                told = True
+            await asyncio.sleep(RENEW_SECONDS / 2)
+        metrics.LEADING.set(1)
+        logger.info("Leading, by Lease %s/%s.", self._namespace, self._name)
+
+    async def hold(self) -> None:
+        """Renew for ever; raises :class:`LostError` when it is lost."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            began = loop.time()
+            try:
+                async with asyncio.timeout(max(0.1, LEASE_SECONDS - RENEW_SECONDS / 2 - (began - last))):
+                    held = await self._try()
+            except TimeoutError:
+                held = False
+            if held:
+                last = began
+            elif held is False or loop.time() - last > LEASE_SECONDS - RENEW_SECONDS:
+                metrics.LEADING.set(0)
+                raise LostError(f"The Lease {self._namespace}/{self._name} is another operator's now.")
+
+    async def release(self) -> None:
+        """Give it up, so that another one need not wait; best effort."""
+        try:
+            async with asyncio.timeout(3):
+                found = await self._client.get("Lease", self._namespace, self._name)
+                if found and (found.get("spec") or {}).get("holderIdentity") == self._identity:
+                    spec = {**found["spec"], "holderIdentity": ""}
+                    await self._client.replace({**found, "spec": spec})
+        except (errors.ApiError, TimeoutError) as error:
+            logger.info("The Lease could not be given up: %s", error)
+
+    async def _try(self) -> bool | None:
+        """Return whether the Lease is held now; ``None`` where the API server did not say."""
+        try:
+            found = await self._client.get("Lease", self._namespace, self._name)
+            mine = turn(found, self._namespace, self._name, self._identity, self._now())
+            if not mine.mine or mine.body is None:
+                return False
+            await (self._client.create(mine.body) if found is None else self._client.replace(mine.body))
+        except errors.ConflictError:
+            return None
+        except errors.ApiError as error:
+            logger.warning("The Lease cannot be renewed: %s", error)
+            return None
+        return True

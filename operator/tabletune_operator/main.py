@@ -1,0 +1,188 @@
+"""The operator's process: ``tabletune-operator``.
+
+Puts the parts together and keeps them going: Kopf watches, workers look, the Lease says whether they may.
+Any part that ends, ends the process, because Kubernetes restarts it better than it could mend itself;
+SIGTERM ends it in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from datetime import UTC, datetime
+
+import kopf
+
+from tabletune.api.reasons import Phase
+from tabletune_operator import (
+    credentials,
+    errors,
+    handlers,
+    live,
+    metrics,
+    queueing,
+    resyncing,
+    serving,
+    surveying,
+)
+from tabletune_operator.caching import Cache
+from tabletune_operator.leading import Leader, LostError
+from tabletune_operator.observations import Key
+from tabletune_operator.queueing import Queue
+from tabletune_operator.reconciling import Reconciler
+from tabletune_operator.requesting import Client
+from tabletune_operator.scraping import Scraper
+from tabletune_operator.settings import Settings, SettingsError, read
+from tabletune_operator.surveying import Surveyor
+
+CRD_SECONDS = 2.0
+"""Time between two looks for the CRD."""
+COUNT_SECONDS = 5.0
+"""Time between two counts of the DraftTables by phase."""
+GRACE_SECONDS = 10.0
+"""Time that a look under way gets at the end."""
+
+logger = logging.getLogger("tabletune.operator")
+
+
+def run() -> None:
+    """Run until SIGTERM; the entry point of the ``tabletune-operator`` script."""
+    try:
+        settings = read(os.environ)
+    except SettingsError as error:
+        sys.exit(str(error))
+    kopf.configure(log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        asyncio.run(operate(settings))
+    except credentials.CredentialsError as error:
+        sys.exit(str(error))
+    except LostError as error:
+        # Not a fault: the next start waits for its turn.
+        sys.exit(str(error))
+
+
+async def operate(settings: Settings) -> None:
+    """Run the operator until it is told to stop."""
+    kopf_settings = handlers.operator_settings()
+    async with Client(lambda: credentials.find(kopf_settings)) as client:
+        await Operator(settings, client).run(kopf_settings)
+
+
+class Operator:
+    """All parts of one operator."""
+
+    def __init__(self, settings: Settings, client: Client) -> None:
+        self._settings, self._client = settings, client
+        self._cache, self._queue = Cache(), Queue()
+        self._lives: dict[Key, live.Seen] = {}
+        self._reconciler = Reconciler(client, self._cache, _now, self._lives)
+        self._leader = Leader(
+            client,
+            settings.lease_namespace,
+            settings.lease,
+            settings.identity or socket.gethostname(),
+            _now,
+        )
+        self._seen = asyncio.Event()
+
+    async def run(self, kopf_settings: kopf.OperatorSettings) -> None:
+        """Watch and work until Kopf is told to stop, or a part fails."""
+        settings = self._settings
+        stop = asyncio.Event()
+        await self._await_kinds()
+        runner = await serving.start(settings.port, self._missing) if settings.port else None
+        watching = asyncio.create_task(
+            kopf.operator(
+                registry=handlers.registry(self._cache, self._queue, self._seen.set),
+                settings=kopf_settings,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                stop_flag=stop,
+                standalone=True,
+            ),
+            name="watching",
+        )
+        working = asyncio.create_task(self._work(), name="working")
+        try:
+            done, _ = await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            working.cancel()
+            stop.set()
+            await asyncio.wait({working, watching}, timeout=GRACE_SECONDS)
+            if settings.lease:
+                await self._leader.release()
+            if runner is not None:
+                await runner.cleanup()
+            logger.info("Stopped.")
+
+    def _missing(self) -> str:
+        """Return what this process waits for; an operator that is not its turn is ready to be."""
+        return "" if self._seen.is_set() else "the watches have not shown everything yet"
+
+    async def _work(self) -> None:
+        """Wait for the turn, and then look at what is due."""
+        await self._list_first()
+        if self._settings.lease:
+            await self._leader.acquire()
+        for table in self._cache.tables():
+            self._queue.add(table.key)
+        async with surveying.session() as session, asyncio.TaskGroup() as group:
+            scraper = Scraper(session, self._settings.scrapes, self._settings.scrape_seconds)
+            surveyor = Surveyor(self._client, self._cache, self._queue, self._lives, scraper, _now)
+            group.create_task(surveyor.run())
+            group.create_task(self._count())
+            if self._settings.lease:
+                group.create_task(self._leader.hold())
+            for _ in range(self._settings.workers):
+                group.create_task(queueing.work(self._queue, self._reconciler.reconcile))
+            group.create_task(
+                resyncing.repeat(
+                    self._client,
+                    self._cache,
+                    self._queue,
+                    self._settings.namespaces,
+                    self._settings.resync_seconds,
+                )
+            )
+
+    async def _await_kinds(self) -> None:
+        """Wait until DraftTables are served: Kopf looks once which kinds there are."""
+        while True:
+            try:
+                await resyncing.is_empty(self._client, self._settings.namespaces)
+            except errors.ApiError as error:
+                logger.warning("Waiting for the API server and TableTune's CRD: %s", error)
+                await asyncio.sleep(CRD_SECONDS)
+            else:
+                return
+
+    async def _list_first(self) -> None:
+        """Wait until Kopf has listed everything; with no object at all, until the API server says so."""
+        while not self._seen.is_set():
+            try:
+                async with asyncio.timeout(1):
+                    await self._seen.wait()
+            except TimeoutError:
+                try:
+                    if await resyncing.is_empty(self._client, self._settings.namespaces):
+                        self._seen.set()
+                except errors.ApiError as error:
+                    logger.warning("The API server does not answer yet: %s", error)
+
+    async def _count(self) -> None:
+        """Count DraftTables by phase, for ever."""
+        while True:
+            phases = [str(table.status.get("phase") or Phase.PENDING) for table in self._cache.tables()]
+            for phase in Phase:
+                metrics.TABLES.labels(phase=phase.value).set(phases.count(phase.value))
+            await asyncio.sleep(COUNT_SECONDS)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

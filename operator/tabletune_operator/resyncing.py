@@ -1,0 +1,58 @@
+"""Compares the memory with the cluster now and then: what vanished while a watch was down left no event.
+
+Only names are listed, without content, so hundreds of ConfigMaps cost little. And every DraftTable is
+looked at once in a while, in case that something else went unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tabletune.api import names
+from tabletune_operator import errors
+from tabletune_operator.caching import WATCHED, Cache
+from tabletune_operator.queueing import Queue
+from tabletune_operator.requesting import Client
+
+logger = logging.getLogger("tabletune.operator")
+
+
+async def repeat(
+    client: Client, cache: Cache, queue: Queue, namespaces: Sequence[str], seconds: float
+) -> None:
+    """Resync every so many seconds, for ever."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await once(client, cache, queue, namespaces)
+        except errors.ApiError as error:
+            logger.warning("The memory could not be compared with the cluster: %s", error)
+
+
+async def once(client: Client, cache: Cache, queue: Queue, namespaces: Sequence[str]) -> None:
+    """Forget what is not there any more, and have every DraftTable looked at."""
+    for kind in WATCHED:
+        # Taken first: what is known before the list and not in it is gone, whatever comes meanwhile.
+        before = cache.known(kind)
+        there = set()
+        labels = "" if kind == names.KIND else names.DRAFT_TABLE_LABEL
+        for namespace in namespaces or (None,):
+            async for body in client.list(kind, namespace, labels=labels, metadata_only=True):
+                metadata = body["metadata"]
+                there.add((metadata["namespace"], metadata["name"], metadata["uid"]))
+        for key in cache.forget(kind, before - there):
+            queue.add(key)
+    for table in list(cache.tables()):
+        queue.add(table.key)
+
+
+async def is_empty(client: Client, namespaces: Sequence[str]) -> bool:
+    """Return whether there is nothing to watch, for which no event would ever come."""
+    for kind in WATCHED:
+        labels = "" if kind == names.KIND else names.DRAFT_TABLE_LABEL
+        for namespace in namespaces or (None,):
+            async for _ in client.list(kind, namespace, labels=labels, metadata_only=True):
+                return False
+    return True

@@ -1,0 +1,276 @@
+"""The whole loop on a real API server: pods' HTTP pages in, a corrected table out, a bad one taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tabletune import documents
+from tabletune.api.drafttables import PodSelector, Prometheus
+from tabletune_operator import surveying
+from tabletune_operator.expositions import Reading
+from tabletune_operator.scraping import Failure, Scraper
+from tests.controlplane.clients import Api, Object, wait
+from tests.controlplane.planes import Plane
+from tests.operator import fleets, objects, processes
+from tests.operator.fleets import Page
+from tests.operator.harness import condition
+from tests.operator.processes import Process
+
+cluster = pytest.mark.cluster
+SURVIVAL = objects.example().acceptance.survival
+
+
+def serving(port: int, **changes: object) -> Object:
+    chosen = {
+        "selector": {"matchLabels": {"app": "qwen"}},
+        "mode": "Correct",
+        "metricsPort": port,
+        "intervalSeconds": 5,
+        "minDrafts": 1000,
+        "guard": {"minSteps": 500, "windowSeconds": 30},
+    }
+    return chosen | changes
+
+
+def profiled(api: Api, namespace: str, **spec: Any) -> None:
+    api.apply(objects.draft_table(namespace, **spec))
+    job = wait("the Job", lambda: objects.job_of(api, namespace))["metadata"]["name"]
+    objects.report(api, namespace, job, documents.dump(objects.example()))
+    api.delete("Job", namespace, job)
+
+
+def status_until(api: Api, namespace: str, holds: object, seconds: float = 60) -> Object:
+    def attempt() -> Object | None:
+        found: Object = api.get("DraftTable", namespace, "qwen").get("status", {})
+        return found if holds(found) else None  # type: ignore[operator]
+
+    found: Object = wait("the status", attempt, seconds, 0.2)
+    return found
+
+
+@cluster
+def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
+    plane: Plane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    port = fleets.free_port()
+    pages = [Page(), Page()]
+    token = processes.grant(api)
+    with fleets.served(pages, port) as addresses, Process(plane, token, tmp_path, lease="") as operator:
+        operator.wait_until_ready()
+        profiled(api, namespace, serving=serving(port))
+        for number, address in enumerate(addresses):
+            fleets.make_pod(api, namespace, f"pod-{number}", address, {"app": "qwen"})
+        found = status_until(api, namespace, lambda status: status.get("serving", {}).get("ready") == "2/2")
+        assert condition(found, "Serving")["reason"] == "PodsUpToDate"
+
+        # Another workload: hardly anything is accepted.
+        def serve_until_corrected() -> bool:
+            for page in pages:
+                page.serve((0.02,) * len(SURVIVAL), 3_000)
+            return bool(api.get("DraftTable", namespace, "qwen")["status"]["generation"] == 2)
+
+        wait("the correction", serve_until_corrected, 60, 1.0)
+        found = api.get("DraftTable", namespace, "qwen")["status"]
+        assert found["source"] == "correction"
+        before = api.find("ConfigMap", namespace, "qwen-g1")
+        assert before is not None
+        touched = wait(
+            "the pods to be touched",
+            lambda: [
+                pod
+                for pod in api.list("Pod", namespace, "app=qwen")
+                if pod["metadata"].get("annotations", {}).get("tabletune.dev/refreshed-generation") == "2"
+            ],
+            30,
+        )
+        assert touched
+
+        # The pods follow, and keep far fewer tokens: the guard goes back.
+        for page in pages:
+            page.generation = 2
+
+        def serve_until_rolled_back() -> bool:
+            for page in pages:
+                page.serve((0.02,) * len(SURVIVAL), 3_000, tokens_per_second=300)
+            return bool(api.get("DraftTable", namespace, "qwen")["status"]["generation"] == 3)
+
+        wait("the rollback", serve_until_rolled_back, 60, 1.0)
+        found = status_until(
+            api, namespace, lambda status: condition(status, "Degraded")["reason"] == "RolledBack"
+        )
+        assert found["restoredFrom"] == 1
+        assert "fewer tokens per second" in condition(found, "Degraded")["message"]
+        events = {event["reason"] for event in api.list("Event", namespace)}
+        assert "RolledBack" in events
+        # It stays so, also for another operator.
+        operator.kill()
+    with Process(plane, token, tmp_path, "later", lease="") as operator:
+        operator.wait_until_ready()
+        time.sleep(3)
+        found = api.get("DraftTable", namespace, "qwen")["status"]
+        assert (found["generation"], condition(found, "Degraded")["reason"]) == (3, "RolledBack")
+        assert 'code="403"' not in operator.get("/metrics")[1]
+
+
+@cluster
+def test_drift_is_reported_and_by_policy_profiled_once(
+    plane: Plane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    port = fleets.free_port()
+    page = Page()
+    page.extra = 'tabletune_fingerprint_differs{field="gpu",minor="no"} 1.0\n'
+    token = processes.grant(api)
+    with fleets.served([page], port) as addresses, Process(plane, token, tmp_path, lease="") as operator:
+        operator.wait_until_ready()
+        profiled(api, namespace, serving=serving(port, mode="Observe"))
+        fleets.make_pod(api, namespace, "pod", addresses[0], {"app": "qwen"})
+        found = status_until(
+            api, namespace, lambda status: condition(status, "Degraded").get("reason") == "FingerprintDrift"
+        )
+        assert "gpu" in condition(found, "Degraded")["message"]
+        api.merge("DraftTable", namespace, "qwen", {"spec": {"serving": {"driftPolicy": "Reprofile"}}})
+        job = wait("another profile", lambda: objects.job_of(api, namespace))["metadata"]["name"]
+        objects.report(api, namespace, job, documents.dump(objects.example()))
+        api.delete("Job", namespace, job)
+        status_until(api, namespace, lambda status: status.get("generation") == 2)
+        time.sleep(6)
+        assert objects.job_of(api, namespace) is None
+
+
+def endless(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        while True:
+            handler.wfile.write(b"tabletune_active 1\n" * 1_000)
+    except OSError:
+        return
+
+
+def slow(handler: BaseHTTPRequestHandler) -> None:
+    time.sleep(1.5)
+
+
+def binary(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(bytes(range(256)) * 100)
+
+
+def broken(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"\x00\x01 no http\r\n\r\n")
+
+
+def redirect(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", "http://169.254.169.254/")
+    handler.end_headers()
+
+
+def failing(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(500)
+    handler.end_headers()
+
+
+HOSTILE = {
+    "endless": (endless, "more than"),
+    "slow": (slow, "does not answer within"),
+    "binary": (binary, "no metrics of TableTune"),
+    "broken": (broken, "cannot be reached"),
+    "redirect": (redirect, "answers 302"),
+    "failing": (failing, "answers 500"),
+}
+
+
+def test_hostile_pods_are_told_and_hold_nobody_up() -> None:
+    port = fleets.free_port()
+    pages = [Page() for _ in range(len(HOSTILE) + 1)]
+    for page, (hostile, _) in zip(pages, HOSTILE.values(), strict=False):
+        page.hostile = hostile
+
+    async def read(addresses: list[str]) -> list[Reading | Failure]:
+        async with surveying.session() as session:
+            scraper = Scraper(session, at_once=8, seconds=1.0)
+            return await asyncio.gather(
+                *(scraper.pod(address, port) for address in [*addresses, "127.0.1.200"])
+            )
+
+    with fleets.served(pages, port) as addresses:
+        began = time.monotonic()
+        *found, good, absent = asyncio.run(read(addresses))
+        assert time.monotonic() - began < 5
+    for result, (_, words) in zip(found, HOSTILE.values(), strict=True):
+        assert isinstance(result, Failure)
+        assert words in result.message
+    assert isinstance(good, Reading)
+    assert isinstance(absent, Failure)
+
+
+def test_prometheus_answers_for_every_pod() -> None:
+    port = fleets.free_port()
+    page = Page()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        result = '{"metric": {"__name__": "tabletune_table_generation", "pod": "a"}, "value": [0, "7"]}'
+        body = f'{{"data": {{"result": [{result}, {{"metric": {{}}}}]}}}}'.encode()
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    page.hostile = answer
+
+    async def read(address: str) -> object:
+        async with surveying.session() as session:
+            source = Prometheus(url=f"http://{address}:{port}")
+            return await Scraper(session, 1, 2.0).prometheus(source, "ml")
+
+    with fleets.served([page], port) as addresses:
+        found = asyncio.run(read(addresses[0]))
+    assert isinstance(found, dict)
+    assert found["a"].generation == 7
+
+
+def test_a_selector_is_written_as_the_api_server_reads_it() -> None:
+    selector = PodSelector.model_validate(
+        {
+            "matchLabels": {"app": "qwen"},
+            "matchExpressions": [
+                {"key": "pool", "operator": "In", "values": ["a", "b"]},
+                {"key": "old", "operator": "DoesNotExist"},
+            ],
+        }
+    )
+    assert surveying.text_of(selector) == "app=qwen,pool in (a,b),!old"
+
+
+@cluster
+def test_of_two_that_select_the_same_pods_the_younger_stands_back(
+    plane: Plane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    port = fleets.free_port()
+    token = processes.grant(api)
+    with fleets.served([Page()], port) as addresses, Process(plane, token, tmp_path, lease="") as operator:
+        operator.wait_until_ready()
+        profiled(api, namespace, serving=serving(port, mode="Observe"))
+        fleets.make_pod(api, namespace, "pod", addresses[0], {"app": "qwen"})
+        status_until(api, namespace, lambda status: status.get("serving", {}).get("ready") == "1/1")
+        younger = objects.draft_table(namespace, "younger", serving=serving(port, mode="Observe"))
+        api.apply(younger)
+        label = "tabletune.dev/draft-table=younger"
+        job = wait("its Job", lambda: api.list("Job", namespace, label))[0]["metadata"]["name"]
+        objects.report(api, namespace, job, documents.dump(objects.example()))
+        api.delete("Job", namespace, job)
+
+        def conflicted() -> bool:
+            found = api.get("DraftTable", namespace, "younger").get("status", {})
+            return bool(condition(found, "Degraded").get("reason") == "PodsConflict")
+
+        wait("the conflict", conflicted, 40, 0.2)
+        found = api.get("DraftTable", namespace, "qwen")["status"]
+        assert condition(found, "Degraded")["status"] == "False"
