@@ -29,6 +29,8 @@ _VIEWS: Mapping[str, Callable[[Body], View | None]] = {
     "Job": observations.job,
     "Pod": observations.pod,
 }
+MOST_GONE = 10_000
+"""Objects that are gone of which the cache knows."""
 WATCHED = tuple(_VIEWS)
 """Kinds that are watched."""
 
@@ -49,6 +51,7 @@ class Cache:
         self._held: dict[tuple[str, str, str], _Held] = {}
         self._by_key: dict[tuple[str, Key], set[tuple[str, str, str]]] = defaultdict(set)
         self._tables: dict[str, set[str]] = defaultdict(set)
+        self._gone: dict[str, None] = {}
 
     def put(self, kind: str, body: Body) -> Key | None:
         """Take note of an object; return the DraftTable that it belongs to.
@@ -61,6 +64,9 @@ class Cache:
         version = _version(metadata.get("resourceVersion"))
         known = self._held.get(place)
         if known is not None and known.uid == metadata.get("uid") and version < known.version:
+            return key
+        if metadata.get("uid") in self._gone:
+            # The answer to our own request may come after the event of the object's end.
             return key
         view = _VIEWS[kind](body)
         self._drop(place)
@@ -78,6 +84,7 @@ class Cache:
         metadata = body["metadata"]
         place = (kind, metadata["namespace"], metadata["name"])
         known = self._held.get(place)
+        self._bury(str(metadata.get("uid", "")))
         if known is not None and known.uid in (metadata.get("uid"), ""):
             self._drop(place)
         return key_of(kind, body)
@@ -95,6 +102,7 @@ class Cache:
                 continue
             if held.key is not None:
                 keys.add(held.key)
+            self._bury(uid)
             self._drop((kind, namespace, name))
         return keys
 
@@ -118,6 +126,12 @@ class Cache:
         """Return a ConfigMap by its name, whomever it belongs to."""
         held = self._held.get(("ConfigMap", namespace, name))
         return held.view if held is not None else None
+
+    def _bury(self, uid: str) -> None:
+        """Remember that an object is gone for good; uids are never used again."""
+        self._gone[uid] = None
+        while len(self._gone) > MOST_GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _drop(self, place: tuple[str, str, str]) -> None:
         held = self._held.pop(place, None)

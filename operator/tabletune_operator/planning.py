@@ -325,7 +325,10 @@ class _Planner:
         if report is not None and report.complete and (job is None or job.complete):
             self._accept(name, digest)
             return
-        if job is None:
+        if job is None and report is not None and isinstance(self._fetch(Need("report", name)), Document):
+            # A Job that ended was cleaned up before the news of its report came: it is there.
+            self._accept(name, digest)
+        elif job is None:
             self._start(name, digest)
         elif job.complete:
             self._fail(

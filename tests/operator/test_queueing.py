@@ -104,6 +104,16 @@ def test_the_cache_takes_no_older_news() -> None:
     assert list(cache.tables()) == []
 
 
+def test_what_is_gone_does_not_come_back_by_a_late_answer() -> None:
+    cache = caching.Cache()
+    cache.put("DraftTable", body("a", 5))
+    cache.remove("DraftTable", body("a", 6))
+    cache.put("DraftTable", body("a", 5))
+    assert cache.table(A) is None
+    cache.put("DraftTable", body("a", 7, "another"))
+    assert cache.table(A) is not None
+
+
 def test_the_cache_forgets_what_vanished_and_says_whose_it_was() -> None:
     cache = caching.Cache()
     job = body("a-1", 3)
