@@ -57,9 +57,9 @@ def _become_engine_process(log_path: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The engine core must live here, where the tap is, and nothing may be fetched behind our back.
+    # The engine core must live here, where the tap is, without the plugin following a table in the engine
+    # that one is measured on, and nothing may be told behind our back.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # The plugin must not follow a table in the engine that one is measured on.
     os.environ.pop("TABLETUNE_TABLE", None)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
@@ -115,7 +115,8 @@ class EngineWorker:
             case messages.CountAcceptance():
                 yield from self._sweep.count_acceptance(command)
             case messages.MeasureGoodput():
-                yield from self._sweep.measure_goodput(command)
+                if (measured := self._sweep.measure_goodput(command)) is not None:
+                    yield measured
             case messages.Shutdown():
                 pass
 

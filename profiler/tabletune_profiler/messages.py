@@ -169,6 +169,13 @@ class CellTimed:
 
 
 @dataclass(frozen=True)
+class OffStarted:
+    """From here on, trouble is that of speculation off, and no cell's."""
+
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class OffTimed:
     """Steps of one batch size with speculation off: nothing drafted, and no pass of the drafter either."""
 
@@ -251,6 +258,7 @@ Message = (
     | Tokenized
     | CellStarted
     | CellTimed
+    | OffStarted
     | OffTimed
     | CellUnreachable
     | PromptsTimed

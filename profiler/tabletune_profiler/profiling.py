@@ -8,7 +8,8 @@ Rules for an engine that dies, hangs or fails:
 
 1. It is started again, and the cell it died in is tried once more.
 2. A cell that it dies in twice is left out, with the engine's last words as the reason, also where another
-   visit to it went well: a table that uses it would end a serving engine.
+   visit to it went well: a table that uses it would end a serving engine. Dying twice with speculation off,
+   which no table uses, ends that measurement only.
 3. After ``MAX_RESTARTS`` restarts the profile stops; what was measured stays on disk.
 4. The acceptance run is tried twice, and without it there is no table.
 """
@@ -153,6 +154,7 @@ class _Run:
         self._started = False
         self._restarts = 0
         self._deaths: Counter[tuple[int, int]] = Counter()
+        self._deaths_off = 0
         self._unsaved = False
         self._state = State()
         self._configured: messages.Configured
@@ -386,6 +388,8 @@ class _Run:
             for answer in self._process.ask(command, self._request.answer_timeout):
                 if isinstance(answer, messages.CellStarted):
                     where = f" at B={answer.batch_size} K={answer.draft_length}"
+                elif isinstance(answer, messages.OffStarted):
+                    where = f" at B={answer.batch_size} with speculation off"
                 yield answer
         except EngineLostError as error:
             self._process.close()
@@ -539,12 +543,14 @@ class _Run:
                 self._sweep_prompts(column.batch_size),
                 self._off_steps(column.batch_size, steps),
             )
-            current = visits[0]
+            current: int | None = visits[0]
             try:
                 for answer in self._ask(command):
                     match answer:
                         case messages.CellStarted(_, length):
                             current = length
+                        case messages.OffStarted():
+                            current = None
                         case messages.CellTimed():
                             self._state.add_samples(answer)
                             self.seconds_counted += answer.seconds_counted
@@ -562,6 +568,9 @@ class _Run:
                                 self._reporter.warn(f"B={batch_size} K={length} is left out: {reason}")
                             visits = [k for k in visits if k != length]
             except EngineLostError as error:
+                if current is None:
+                    self._lose_off(error)
+                    continue
                 self._deaths[column.batch_size, current] += 1
                 if self._deaths[column.batch_size, current] > 1:
                     reason = f"{error.what}, twice in this cell. {error.last_words}"[:LAST_WORDS_IN_DOCUMENT]
@@ -575,11 +584,20 @@ class _Run:
     def _off_steps(self, batch_size: int, steps: int) -> int:
         """Return how many steps to time with speculation off, as many as the visits of a length together.
 
-        0 where that is known already, and for drafters that look into text: they have no pass to leave out.
+        0 where that is known already, where engines died of it, and for drafters that look into text: they
+        have no pass to leave out.
         """
-        if not self._configured.uniform_drafts or batch_size in self._state.off:
+        if not self._configured.uniform_drafts or batch_size in self._state.off or self._deaths_off > 1:
             return 0
         return planning.VISITS * steps
+
+    def _lose_off(self, error: EngineLostError) -> None:
+        """Note an engine that was lost with speculation off: no cell is to blame, and two are enough."""
+        self._deaths_off += 1
+        if self._deaths_off > 1:
+            self._reporter.warn(
+                f"Speculation off is timed no further: {error.what}, twice with the drafter left out."
+            )
 
     def _wide_columns(self) -> list[Column]:
         """Return the cells whose time is not sure enough to tell lengths apart, by batch size."""

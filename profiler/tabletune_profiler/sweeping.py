@@ -86,11 +86,11 @@ class Sweep:
             self._fill(batch_size, command.prompts)
             unreachable: set[int] = set()
             for done, length in enumerate(command.visits):
+                if command.off_steps and done == len(command.visits) // 2:
+                    yield from self._visit_off(command, length)
                 if length in unreachable:
                     continue
                 yield messages.CellStarted(batch_size, length)
-                if command.off_steps and done == len(command.visits) // 2:
-                    yield from self._visit_off(command, length)
                 try:
                     samples = self._visit(batch_size, length, command.steps, command.prompts)
                 except CannotFillBatchError as error:
@@ -153,13 +153,13 @@ class Sweep:
             tuple(drafted.tolist()), tuple(accepted.tolist()), requests_drafted, requests_decoded
         )
 
-    def measure_goodput(self, command: messages.MeasureGoodput) -> Iterator[messages.Message]:
+    def measure_goodput(self, command: messages.MeasureGoodput) -> messages.GoodputMeasured | None:
         """Serve the prompts over and over with a constant number open, and count what pure steps keep.
 
         Requests end by themselves and the next takes their place, as in serving. Steps that share a prompt
         are left out, since a prediction is for pure steps; with asynchronous scheduling also those next to
-        them, where the prompt's host time shows. Yields no measurement where hardly any step is left: a
-        large batch of short requests always has a prompt in it.
+        them, where the prompt's host time shows. ``None`` where hardly any step is left: a large batch of
+        short requests always has a prompt in it.
         """
         engine, log = self._engine, self._log
         engine.set_draft_length(command.draft_length)
@@ -189,9 +189,9 @@ class Sweep:
         finally:
             engine.abort_all()
         if len(kept) < VERIFY_BLOCKS:
-            return
+            return None
         blocks = np.array_split(np.array(kept), VERIFY_BLOCKS)
-        yield messages.GoodputMeasured(
+        return messages.GoodputMeasured(
             kept_tokens=sum(tokens for _, tokens in kept),
             step_ms=1e3 * measured / len(kept),
             steps=len(kept),
@@ -219,7 +219,7 @@ class Sweep:
             prompt = prompts[self._added % len(prompts)]
             self._engine.add(prompt, planning.SPARE_TOKENS, ignore_eos=True)
 
-    def _visit_off(self, command: messages.TimeCells, following: int) -> Iterator[messages.OffTimed]:
+    def _visit_off(self, command: messages.TimeCells, following: int) -> Iterator[messages.Message]:
         """Yield the steps of the batch without the drafter's pass, where it can be left out.
 
         It is left out before the first step of length 0 and taken in after the last: a batch size at which
@@ -228,6 +228,7 @@ class Sweep:
         engine = self._engine
         if not engine.skip_drafter(True):
             return
+        yield messages.OffStarted(command.batch_size)
         try:
             with contextlib.suppress(CannotFillBatchError):  # then length 0 stands in
                 samples = self._visit(command.batch_size, 0, command.off_steps, command.prompts)

@@ -135,6 +135,8 @@ class ScriptedEngine:
     asked: list[messages.Command] = field(default_factory=list)
     visits: list[tuple[int, int]] = field(default_factory=list)
     """Cells timed, in their order."""
+    off_timed: list[int] = field(default_factory=list)
+    """Batch sizes timed with speculation off, in their order."""
     reported: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Samples that the profiler was given, by cell."""
     processes: list[ScriptedProcess] = field(default_factory=list)
@@ -218,14 +220,18 @@ class ScriptedProcess:
         engine, batch_size = self._engine, command.batch_size
         for index, length in enumerate(command.visits):
             cell = (batch_size, length)
+            if command.off_steps and index == len(command.visits) // 2 and engine.off_ms is not None:
+                yield messages.OffStarted(batch_size)
+                self._pass(f"off {batch_size}")
+                time = step_ms(batch_size, 0) - engine.off_ms
+                engine.off_timed.append(batch_size)
+                yield messages.OffTimed(batch_size, (sample(time, 0),) * command.off_steps, 0.0)
+                self._pass(f"after off {batch_size}")
             yield messages.CellStarted(*cell)
             if cell in engine.unreachable:
                 for missing in dict.fromkeys(command.visits[index:]):
                     yield messages.CellUnreachable(batch_size, missing, "at most 3 requests ran together")
                 return
-            if command.off_steps and index == len(command.visits) // 2 and engine.off_ms is not None:
-                time = step_ms(batch_size, 0) - engine.off_ms
-                yield messages.OffTimed(batch_size, (sample(time, 0),) * command.off_steps, 0.0)
             self._pass(cell)
             found = engine.samples(batch_size, length, command.steps)
             engine.visits.append(cell)

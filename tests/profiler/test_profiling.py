@@ -861,18 +861,41 @@ def test_speculation_off_is_timed_at_every_batch_size_and_is_what_gains_are_told
     )
 
 
-@pytest.mark.parametrize("fault", [[engines.DEATH], [KeyboardInterrupt()]])
-def test_speculation_off_is_timed_once_whatever_happens_after(
-    tmp_path: Path, fault: list[BaseException]
+@pytest.mark.parametrize("fault", [engines.DEATH, KeyboardInterrupt()])
+@pytest.mark.parametrize("place", [(2, 0), "after off 2"])
+def test_speculation_off_is_timed_once_whatever_happens_before_and_after(
+    tmp_path: Path, fault: BaseException, place: engines.Place
 ) -> None:
-    engine = ScriptedEngine(faults={(2, 0): fault})
-    if isinstance(fault[0], KeyboardInterrupt):
+    engine = ScriptedEngine(faults={place: [fault]})
+    if isinstance(fault, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             take(engine, tmp_path)
     document = take(engine, tmp_path).document
+    assert not engine.faults[place]
     assert None not in document.profile.off_ms
+    assert sorted(engine.off_timed) == list(document.profile.batch_sizes)
     asked = engine.asked_for(messages.TimeCells)
     assert {command.batch_size for command in asked if command.off_steps} == set(document.profile.batch_sizes)
+
+
+def test_engine_that_dies_with_speculation_off_once_is_tried_again(tmp_path: Path) -> None:
+    engine = ScriptedEngine(faults={"off 2": [engines.DEATH]})
+    document = take(engine, tmp_path).document
+    assert document == untroubled(tmp_path)
+
+
+def test_engine_that_always_dies_with_speculation_off_loses_that_and_no_cell(
+    tmp_path: Path, reports: Reports
+) -> None:
+    sizes = engines.request(tmp_path).options.batch_sizes
+    assert sizes is not None
+    engine = ScriptedEngine(faults={f"off {size}": [engines.DEATH] * 99 for size in sizes})
+    document = take(engine, tmp_path, reports).document
+    assert document.profile.excluded == ()
+    assert document.profile.off_ms == ()
+    assert document.profile.step_time_ms == untroubled(tmp_path).profile.step_time_ms
+    assert any("Speculation off is timed no further" in warning for warning in reports.warnings)
+    assert any("with speculation off" in warning for warning in reports.warnings)
 
 
 def test_drafter_that_varies_has_no_speculation_off_of_its_own(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tabletune_profiler.messages import (
     CellTimed,
     CellUnreachable,
     CountAcceptance,
+    OffStarted,
     OffTimed,
     TimeCells,
 )
@@ -171,6 +172,7 @@ def test_speculation_off_is_timed_without_the_drafter_in_the_middle_of_the_visit
     assert [type(message) for message in found if not isinstance(message, CellStarted)] == [
         CellTimed,
         CellTimed,
+        OffStarted,
         OffTimed,
         CellTimed,
         CellTimed,
@@ -195,6 +197,14 @@ def test_drafter_that_cannot_be_left_out_has_no_steps_without_it() -> None:
     found = timed(Engine(), 2, 0, 1)
     asked = list(sweep(Engine()).time_cells(TimeCells(2, (0, 1), 6, PROMPTS, off_steps=8)))
     assert asked == found
+
+
+def test_speculation_off_is_timed_also_where_the_length_in_the_middle_cannot_be() -> None:
+    engine = Engine(drafter_ms=2.0)
+    engine.unused_lengths = {2}
+    found = list(sweep(engine).time_cells(TimeCells(2, (1, 2, 2, 1), 4, PROMPTS, off_steps=4)))
+    assert [m.draft_length for m in found if isinstance(m, CellUnreachable)] == [2]
+    assert len([m for m in found if isinstance(m, OffTimed)]) == 1
 
 
 def test_drafter_is_back_when_the_batch_cannot_be_held() -> None:
