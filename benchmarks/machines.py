@@ -1,12 +1,14 @@
-"""What a benchmark ran on, for its result file."""
+"""What a benchmark ran on, and its result file."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 
@@ -24,6 +26,12 @@ def conditions(*distributions: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in distributions},
     }
+
+
+def write(path: Path, result: object) -> None:
+    """Write ``result`` as JSON; the folder is made where there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 def _version(distribution: str) -> str:

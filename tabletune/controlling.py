@@ -227,10 +227,7 @@ def carry(plan: Plan, state: State) -> State:
     carried = replace(
         fresh, live=live, pending=_fitted(state.pending, plan), pending_seconds=state.pending_seconds
     )
-    same = state.correction.profiled_ms
-    if same.shape == plan.grid.profiled_ms.shape and np.array_equal(
-        same, plan.grid.profiled_ms, equal_nan=True
-    ):
+    if np.array_equal(state.correction.profiled_ms, plan.grid.profiled_ms, equal_nan=True):
         correction = correcting.correct(plan.grid, state.evidence)
         carried = replace(carried, evidence=state.evidence, correction=correction)
     return carried
@@ -248,8 +245,9 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
     5. What to explore is planned for that lookup.
     """
     elapsed = min(window.seconds, 1e6) if window.seconds > 0 else 0.0
-    live, pending, pending_seconds, shifted = _count(plan, state, _fitted(window.counts, plan), elapsed)
-    late = estimating.late(state.late, _fitted(window.counts, plan), elapsed)
+    counts = _fitted(window.counts, plan)
+    live, pending, pending_seconds, shifted = _count(plan, state, counts, elapsed)
+    late = estimating.late(state.late, counts, elapsed)
     both = estimating.add(live, pending)
     estimate = estimating.estimate(both, plan.prior, plan.control.prior_drafts)
 
@@ -265,10 +263,9 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
     usable = _usable(plan, goodput, control, state.lookup)
     decision = _decide(plan, state, usable, control, drafts)
     rows = [plan.draft_lengths.index(length) for length in decision.lookup[1:]]
-    runnable = np.where(plan.hazardous, np.nan, correction.step_times_ms)
     exploration = estimating.plan_exploration(
         decision.lookup,
-        _with_current(plan, runnable, correction.step_times_ms, decision.lookup),
+        _runnable(plan, correction.step_times_ms, rows),
         plan.draft_lengths,
         estimate,
         control,
@@ -394,6 +391,8 @@ def _without_stalls(plan: Plan, goodput: Floats, avoided: Sequence[tuple[int, in
 
     A length that is pinned stays; the last allowed one too.
     """
+    if not avoided:
+        return plan.control
     allowed = list(tables.allowed_lengths(plan.draft_lengths, plan.control.allowed_lengths))
     pinned = {length for _, _, length in plan.control.pinned}
     known = np.where(np.isfinite(goodput), goodput, 0.0)
@@ -406,8 +405,6 @@ def _without_stalls(plan: Plan, goodput: Floats, avoided: Sequence[tuple[int, in
         droppable = [length for length in edge if length in allowed and length not in pinned]
         if all(length in allowed for length in edge) and droppable and len(allowed) > 1:
             allowed.remove(max(droppable, key=without))
-    if not avoided:
-        return plan.control
     return plan.control.model_copy(update={"allowed_lengths": tuple(allowed)})
 
 
@@ -455,10 +452,9 @@ def _decide(
     return replace(decision, needed=needed)
 
 
-def _with_current(plan: Plan, runnable: Floats, times: Floats, lookup: Sequence[int]) -> Floats:
-    """Return ``runnable`` with the prices of the lookup's own cells, which run whether hazardous or not."""
-    rows = [plan.draft_lengths.index(length) for length in lookup[1:]]
+def _runnable(plan: Plan, times: Floats, rows: Sequence[int]) -> Floats:
+    """Return ``times`` without hazardous cells, but for the lookup's own, ``rows``, which run in any case."""
     columns = np.arange(len(rows))
-    left = runnable.copy()
+    left = np.where(plan.hazardous, np.nan, times)
     left[rows, columns] = times[rows, columns]
     return left

@@ -149,10 +149,13 @@ class Correction:
     """What the profile says."""
     seen: Floats
     """Live times behind each cell, those of its neighbours counted less."""
-    shape: str = FACTOR
-    """``FACTOR`` or ``OFFSET``."""
     offset_ms: float = 0.0
     """The common offset, milliseconds; 0 with a factor."""
+
+    @property
+    def shape(self) -> str:
+        """``FACTOR`` or ``OFFSET``."""
+        return OFFSET if self.offset_ms else FACTOR
 
     @property
     def column_factors(self) -> Floats:
@@ -203,7 +206,7 @@ def observe(
         time = _median(usable) if agree else min(usable)
         found.append((row, column, time, min(float(len(usable)), MOST_TIMES)))
     if not found:
-        together = _grown(together, alive, elapsed_seconds)
+        together = _less_sure(together, alive, DRIFT_SPREAD**2 * elapsed_seconds, elapsed_seconds)
         return Evidence(ratios, weights, learnt, together, waiting)
     rows, columns = np.array([one[0] for one in found]), np.array([one[1] for one in found])
     medians, counts = np.array([one[2] for one in found]), np.array([one[3] for one in found])
@@ -267,14 +270,12 @@ def correct(grid: Grid, evidence: Evidence) -> Correction:
     contrast = np.zeros_like(profiled)
     column = np.zeros(profiled.shape[1])
     row_weights = _shared(weights, grid.kinds, places)
-    lone = _shared(total[np.newaxis], np.zeros((1, len(total)), dtype=np.int64), places)[0]
+    lone = _around(total, places)
     for _ in range(3):
         # Alternately what the columns and what the rows say beyond the other (backfitting).
         sums = (weights * (beyond - contrast)).sum(axis=0)
         column = sums / np.maximum(total, 1e-9)
-        around = _shared(sums[np.newaxis], np.zeros((1, len(total)), dtype=np.int64), places)[0]
-        around = around / (lone + NEIGHBOUR_DOUBT)
-        column = np.where(total > 0, column, around)
+        column = np.where(total > 0, column, _around(sums, places) / (lone + NEIGHBOUR_DOUBT))
         contrast = _shared(weights * (beyond - column), grid.kinds, places) / (row_weights + NEIGHBOUR_DOUBT)
     alike = _alike(weights, grid.kinds, places)
     elsewhere = shape + alike * column + (1 - alike) * np.maximum(column, 0.0) + contrast
@@ -286,7 +287,6 @@ def correct(grid: Grid, evidence: Evidence) -> Correction:
         step_times_ms=_with_learnt(grid, evidence, times),
         profiled_ms=grid.profiled_ms,
         seen=np.where(priced, row_weights, evidence.weights),
-        shape=OFFSET if offset else FACTOR,
         offset_ms=offset,
     )
 
@@ -318,13 +318,9 @@ def _median(times: list[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
 
 
-def _grown(together: Floats, known: npt.NDArray[np.bool_], seconds: float) -> Floats:
-    """Return the covariances after ``seconds`` in which nothing was seen."""
-    common = np.full(known.shape[1], DRIFT_SPREAD**2 * seconds)
-    return _less_sure(together, known, common, seconds)
-
-
-def _less_sure(together: Floats, known: npt.NDArray[np.bool_], common: Floats, seconds: float) -> Floats:
+def _less_sure(
+    together: Floats, known: npt.NDArray[np.bool_], common: Floats | float, seconds: float
+) -> Floats:
     """Return the covariances after columns moved by ``common``, a variance, and each cell by its own."""
     largest = np.max(np.einsum("iib->ib", together), axis=0)
     room = np.maximum(MOST_VARIANCE - largest, 0.0)
@@ -353,13 +349,12 @@ def _follow(
     the column follows as far. What neighbouring batch sizes moved by moves the column before its own times
     do, so batch sizes that come and go are followed too.
     """
-    size = known.shape[1]
-    places, kinds = _places(size), np.zeros((1, size), dtype=np.int64)
+    places = _places(known.shape[1])
     own_variance = np.einsum("iib->ib", together)
     precision = 1 / (own_variance + variances)
     beyond = np.where(np.isfinite(variances), observed - ratios, 0.0)
     sure, moved = precision.sum(axis=0), (precision * beyond).sum(axis=0)
-    sure_around, moved_around = (_shared(one[np.newaxis], kinds, places)[0] for one in (sure, moved))
+    sure_around, moved_around = _around(sure, places), _around(moved, places)
     drift = DRIFT_SPREAD**2 * seconds
     squared = (moved_around / np.maximum(sure_around, 1e-9)) ** 2
     jumped = squared > JUMP_ERRORS**2 * (drift + 1 / np.maximum(sure_around, 1e-9))
@@ -406,12 +401,18 @@ def _shared(values: Floats, kinds: Integers, places: _Places) -> Floats:
     return shared
 
 
+def _around(values: Floats, places: _Places) -> Floats:
+    """Return, by batch size, the sum of ``values`` over all batch sizes, the further the less."""
+    around: Floats = _shared(values[np.newaxis], np.zeros((1, len(values)), dtype=np.int64), places)[0]
+    return around
+
+
 def _alike(weights: Floats, kinds: Integers, places: _Places) -> Floats:
     """Return how far each cell moves with its column: 1 where cells of its kind of graph were seen there."""
     alike = np.zeros_like(weights)
     for kind in np.unique(kinds).tolist():
-        here = np.where(kinds == kind, weights, 0.0).sum(axis=0)[np.newaxis]
-        around = _shared(here, np.zeros(here.shape, dtype=np.int64), places)
+        here = np.where(kinds == kind, weights, 0.0).sum(axis=0)
+        around = _around(here, places)
         share = np.where(here > 0, 1.0, around / (around + NEIGHBOUR_DOUBT))
         alike = np.where(kinds == kind, share, alike)
     return alike

@@ -116,7 +116,7 @@ def predict(
     columns = np.asarray(told, dtype=np.intp) - 1
     at_zero = goodput[rows[0], columns]
     if len(off):
-        without = np.asarray(off)[[list(batch_sizes).index(batch_size) for batch_size in told]]
+        without = np.asarray(off)[np.searchsorted(batch_sizes, told)]
         at_zero = np.where(np.isfinite(without), without, at_zero)
     # No choice may fall on a cell without a price, and its logarithm is minus infinity.
     known = np.where(np.isfinite(goodput), goodput, 0.0)[[rows[length] for length in lengths]][:, columns]

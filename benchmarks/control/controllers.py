@@ -241,7 +241,6 @@ class Nightjar(Lookup):
         super().__init__(())
         self.lengths = tuple(lengths)
         self.random = np.random.default_rng([seed, 77])
-        self.draws = iter(())  # type: Any
         self.tokens: dict[int, list[float]] = {}
         self.spent: dict[int, list[float]] = {}
         self.seen: dict[int, float] = {}

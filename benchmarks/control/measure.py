@@ -14,7 +14,6 @@ one core, writes `benchmarks/results/control/`, and fails where a goal is missed
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -45,7 +44,6 @@ def main() -> int:
     started = time.perf_counter()
     results, timelines = measure(arguments.seeds)
     reached = report.goals(results)
-    arguments.output.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
         "what": "Controllers on a simulated engine; shares of the best fixed draft length.",
         "conditions": conditions,
@@ -53,8 +51,8 @@ def main() -> int:
         "seeds": arguments.seeds,
         "goals": reached,
     }
-    _write(arguments.output / "control.json", content | {"results": results})
-    _write(arguments.output / "timelines.json", {"conditions": conditions, "timelines": timelines})
+    machines.write(arguments.output / "control.json", content | {"results": results})
+    machines.write(arguments.output / "timelines.json", {"conditions": conditions, "timelines": timelines})
     report.plot(results, timelines, arguments.output)
     console = Console(width=180)
     report.print_tables(results, reached, console)
@@ -94,10 +92,6 @@ def measure(seeds: list[int]) -> tuple[dict[str, list[scenarios.Row]], list[scen
     results["slow"] = scenarios.slow_minutes("h200-advised", (8, 128), seeds)
     results["stalls"] = scenarios.stalls("h200-advised", seeds)
     return results, [scenarios.timeline(advised, load, seeds[0]) for load in (8, 128)]
-
-
-def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

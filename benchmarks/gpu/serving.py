@@ -106,7 +106,7 @@ def main() -> int:
         "outputTokens": OUTPUT_TOKENS,
         **found,
     }
-    asked.output.write_text(json.dumps(result, indent=1) + "\n")
+    machines.write(asked.output, result)
     for line in _summary(found["windows"]):
         sys.stdout.write(line + "\n")
     return 0

@@ -89,7 +89,7 @@ def main() -> int:
         "batchSizes": compared,
     }
     results = ROOT / "benchmarks" / "results"
-    (results / f"off-{asked.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    machines.write(results / f"off-{asked.name}.json", result)
     if asked.full:
         (results / f"off-{asked.name}-document.json").write_bytes(documents.dump(document))
     for row in compared:

@@ -113,7 +113,7 @@ def measure(method: str, batch_sizes: tuple[int, ...], verify_seconds: float) ->
         "choices": [dataclasses.asdict(choice) for choice in choices],
         "cells": cells,
     }
-    (results / f"profile-{method}.json").write_text(json.dumps(result, indent=1) + "\n")
+    machines.write(results / f"profile-{method}.json", result)
     (results / f"profile-{method}-document.json").write_bytes(documents.dump(outcome.document))
     sys.stdout.write(
         f"{method}: efficiency {efficiency:.0%} (goal {EFFICIENCY_GOAL:.0%}), {result['within_5_percent']} of"

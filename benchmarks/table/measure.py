@@ -10,7 +10,6 @@ Run from the repository's root: `.venv/bin/python benchmarks/table/measure.py`. 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -69,8 +68,7 @@ def main() -> int:
         "ranges": len(table),
         "timings": timings,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    machines.write(arguments.output, result)
     found = timings["whole"]
     sys.stdout.write(
         f"{found['median_ms']:.2f} ms (median of {arguments.repeats}; 95% within {found['p95_ms']:.2f} ms;"

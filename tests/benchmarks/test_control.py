@@ -17,6 +17,8 @@ from control.engine import Machine, Noise, Slowness, Tally, Workload
 from control.scenarios import World
 
 from tabletune import controlling
+from tabletune_plugin import tallying
+from tests.plugin import engines
 
 SURVIVAL = (0.76, 0.56, 0.42)
 TIMES = np.array([[4.0 + length * 0.4 + size / 20 for size in range(1, 65)] for length in range(4)])
@@ -149,6 +151,51 @@ def test_tally_watches_eight_steps_after_a_change_mixed_ones_included() -> None:
         tally.add(8, 2, 2, 15.0 if number < 8 else 5.0, number % 2 == 0)
     (change,) = tally.take(1.0).changes
     assert (change.before, change.after, change.times_ms) == (3, 2, (15.0,) * 4)
+
+
+def tallied(sizes: tuple[int, ...], seed: int) -> tuple[controlling.Window, controlling.Window]:
+    """What the simulator's tally and the plugin's make of the same steps, in that order."""
+    chance = np.random.default_rng(seed)
+    simulated = Tally(3)
+    real = tallying.Tally(9, 3, uniform_drafts=True, asynchronous=True, gpu_span_ms=lambda _: None)
+    verified, batch_size = 0, sizes[0]
+    for number in range(400):
+        # At first no length is known, and in the end a change is to be watched to its eighth step.
+        settling = number == 0 or number > 390
+        following = verified if settling or chance.random() < 0.9 else int(chance.integers(4))
+        pure = settling or bool(chance.random() < 0.95)
+        batch_size = batch_size if chance.random() < 0.9 else int(chance.choice(sizes))
+        time_ms = float(number)
+        simulated.add(batch_size, verified, following, time_ms, pure)
+        real.add(
+            engines.step(
+                number,
+                batch_size=batch_size,
+                length=verified,
+                next_length=following,
+                interval_ms=time_ms,
+                prompt_tokens=0 if pure else 7,
+            )
+        )
+        verified = following
+    return simulated.take(1.0), real.take(1.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_simulated_tally_times_the_steps_that_the_plugin_does(seed: int) -> None:
+    simulated, real = tallied((7, 8, 9), seed)
+    assert len(real.step_times) > 6
+    assert simulated.step_times == real.step_times
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_simulated_tally_watches_the_changes_that_the_plugin_does_while_the_batch_size_stays(
+    seed: int,
+) -> None:
+    # With another batch size the plugin watches no further, the simulator to the eighth step.
+    simulated, real = tallied((8,), seed)
+    assert len(real.changes) > 10
+    assert simulated.changes == real.changes
 
 
 def test_oracle_takes_the_best_length() -> None:

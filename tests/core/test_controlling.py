@@ -46,6 +46,19 @@ def document(
     )
 
 
+def h200_document(length: int) -> Document:
+    """The H200 with vLLM's default capture sizes, its table of one length."""
+    return strategies.example().model_copy(
+        update={
+            "fingerprint": h200.fingerprint(),
+            "profile": h200.live_profile(),
+            "acceptance": h200.acceptance(),
+            "table": ((1, 256, length),),
+            "control": ADAPT,
+        }
+    )
+
+
 def counted(drafts: float, survival: Sequence[float], length: int = 3) -> Counts:
     return Counts(
         drafted=tuple(drafts if position < length else 0.0 for position in range(3)),
@@ -60,7 +73,13 @@ class Serving:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.state: State = controlling.begin(plan)
-        self.outcome: Outcome | None = None
+        self._outcome: Outcome | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the last window."""
+        assert self._outcome is not None
+        return self._outcome
 
     @property
     def lookup(self) -> tuple[int, ...]:
@@ -68,8 +87,7 @@ class Serving:
 
     def advance(self, window: Window, windows: int = 1) -> Outcome:
         for _ in range(windows):
-            self.state, self.outcome = controlling.advance(self.plan, self.state, window)
-        assert self.outcome is not None
+            self.state, self._outcome = controlling.advance(self.plan, self.state, window)
         return self.outcome
 
     def serve(
@@ -84,12 +102,11 @@ class Serving:
         for _ in range(windows):
             length = self.lookup[batch_size]
             times = [StepTimes(batch_size, length, (self.true(batch_size, length, true),) * 40)]
-            plan = self.outcome.exploration if self.outcome else None
+            plan = self._outcome.exploration if self._outcome else None
             if plan and plan.lengths[batch_size] != length:
                 explored = plan.lengths[batch_size]
                 times.append(StepTimes(batch_size, explored, (self.true(batch_size, explored, true),) * 4))
             self.advance(Window(1.0, counted(drafts, survival, length), tuple(times)))
-        assert self.outcome is not None
         return self.outcome
 
     def true(self, batch_size: int, length: int, true: dict[int, float] | None) -> float:
@@ -117,18 +134,7 @@ def test_lookup_has_the_engine_s_size_whatever_the_document_s() -> None:
 
 def test_hazardous_cells_of_the_serving_engine_are_kept_off() -> None:
     # On the H200 with vLLM's default sizes target and drafter run different graphs at B=117, K=1.
-    profile = h200.live_profile()
-    base = strategies.example()
-    found = base.model_copy(
-        update={
-            "fingerprint": h200.fingerprint(),
-            "profile": profile,
-            "acceptance": h200.acceptance(),
-            "table": ((1, 256, 1),),
-            "control": ADAPT,
-        }
-    )
-    serving = Serving(controlling.plan(found, ADAPT, 256))
+    serving = Serving(plan(h200_document(1), size=256))
     assert serving.plan.hazardous[1, 116]
     assert serving.lookup[117] != 1
     outcome = serving.advance(Window(1.0, counted(5_000.0, CODE)), windows=3)
@@ -143,17 +149,7 @@ def test_hazardous_cells_of_the_serving_engine_are_kept_off() -> None:
 
 
 def test_serving_engine_s_capture_sizes_decide_which_cells_find_a_full_graph() -> None:
-    profile = h200.live_profile()
-    base = strategies.example()
-    found = base.model_copy(
-        update={
-            "fingerprint": h200.fingerprint(),
-            "profile": profile,
-            "acceptance": h200.acceptance(),
-            "table": ((1, 256, 2),),
-            "control": ADAPT,
-        }
-    )
+    found = h200_document(2)
     gap = controlling.plan(found, ADAPT, 256)
     aligned = h200.fingerprint(cudagraph_capture_sizes=tuple(range(12, 1009, 12)), max_num_seqs=252)
     none = controlling.plan(found, ADAPT, 252, aligned)
@@ -205,7 +201,7 @@ def test_table_of_zeros_notices_within_seconds_that_drafts_are_accepted_again() 
     waited = 0
     for second in range(120):
         survival = hopeless if second < 90 else CODE
-        exploration = serving.outcome.exploration  # type: ignore[union-attr]
+        exploration = serving.outcome.exploration
         explored = exploration.lengths[32]
         drafts = 32.0 * exploration.steps if explored else 0.0
         serving.advance(Window(1.0, counted(drafts, survival, explored)))
@@ -335,7 +331,7 @@ def test_edge_that_stalls_repeatedly_is_avoided_for_good() -> None:
     for _ in range(30):
         lookup = serving.serve(8, windows=10).lookup
         assert not {2, 3} <= set(lookup[1:])
-        assert not {2, 3} <= {*lookup[1:], *serving.outcome.exploration.lengths[1:]}  # type: ignore[union-attr]
+        assert not {2, 3} <= {*lookup[1:], *serving.outcome.exploration.lengths[1:]}
 
 
 def test_of_a_stalling_edge_the_length_that_is_worth_less_goes() -> None:
@@ -505,16 +501,7 @@ def test_equal_windows_make_equal_outcomes() -> None:
 def test_window_takes_milliseconds_at_256_batch_sizes_and_4_lengths() -> None:
     # It holds the interpreter of the serving process. Measured: 1 to 2 ms; the limit leaves room for a busy
     # machine.
-    profile = h200.live_profile()
-    found = strategies.example().model_copy(
-        update={
-            "fingerprint": h200.fingerprint(),
-            "profile": profile,
-            "acceptance": h200.acceptance(),
-            "table": ((1, 256, 2),),
-        }
-    )
-    serving = Serving(controlling.plan(found, ADAPT, 256))
+    serving = Serving(plan(h200_document(2), size=256))
     cells = tuple(StepTimes(size, 2, (5.0 + size / 20,) * 10) for size in range(1, 65))
     window = Window(1.0, counted(5_000.0, CODE), cells)
     serving.advance(window, windows=3)
