@@ -52,17 +52,14 @@ def _without_definitions(schema: Schema) -> dict[str, Any]:
 def _section(name: str, schema: Schema) -> str:
     parts = [f"## {name}", prose(schema.get("description", ""))]
     if "properties" in schema:
-        required = schema.get("required", ())
-        rows = [_row(field, own, field in required) for field, own in schema["properties"].items()]
-        parts.append("\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows]))
+        rows = [
+            (f"`{field.name}`", field.type, field.default, field.meaning)
+            for field in _fields(schema, schema["properties"])
+        ]
+        parts.append(table(("field", "type", "default", "meaning"), rows))
     else:
         parts.append(f"One of {_values(schema['enum'])}.")
     return "\n\n".join(part for part in parts if part)
-
-
-def _row(field: str, schema: Schema, is_required: bool) -> str:
-    default = "required" if is_required else _default(schema)
-    return f"| `{field}` | {_type(schema)} | {default} | {prose(schema.get('description', ''))} |"
 
 
 def _default(schema: Schema) -> str:
@@ -127,22 +124,32 @@ class Field:
 
     name: str
     type: str
-    """With its bounds; the values of an enumeration are spelled out."""
+    """With its bounds."""
     default: str
     meaning: str
 
 
 def fields(schema: Schema) -> list[Field]:
-    """Return the fields of ``schema``'s own object."""
+    """Return the fields of ``schema``'s own object, the values of an enumeration spelled out."""
     definitions: Mapping[str, Schema] = schema.get("$defs", {})
-    required = schema.get("required", ())
-    found = []
+    spelled = {}
     for name, own in schema["properties"].items():
         named = definitions.get(str(own.get("$ref", "")).removeprefix(_REFERENCE), {})
-        spelled = {key: value for key, value in {**named, **own}.items() if key != "$ref" or not named}
-        default = "required" if name in required else _default(spelled)
-        found.append(Field(name, _type(spelled), default, prose(spelled.get("description", ""))))
-    return found
+        spelled[name] = {key: value for key, value in {**named, **own}.items() if key != "$ref" or not named}
+    return _fields(schema, spelled)
+
+
+def _fields(schema: Schema, properties: Mapping[str, Schema]) -> list[Field]:
+    required = schema.get("required", ())
+    return [
+        Field(
+            name,
+            _type(own),
+            "required" if name in required else _default(own),
+            prose(own.get("description", "")),
+        )
+        for name, own in properties.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import plugin_examples
 from tabletune import controlling, correcting, estimating, schemas
 from tabletune.documents import Control
 from tabletune_plugin import controller, following, runtime, serving, settings, states, steering, tallying
+from tabletune_plugin.engine import steps
 from tabletune_plugin.settings import Settings
 from tabletune_profiler import main, progress
 from tabletune_profiler.commands import schema
@@ -32,7 +33,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 CONSTANTS = {
     "Acceptance and when to explore": (estimating,),
     "Cost": (correcting,),
-    "The loop": (controlling, controller, tallying, steering),
+    "The loop": (controlling, controller, steps, tallying, steering),
     "Threads and HTTP": (runtime, serving),
 }
 """Modules whose constants the plugin's page lists, by what they are about."""
@@ -259,14 +260,14 @@ def _numbers(modules: tuple[ModuleType, ...]) -> str:
 
 def run() -> None:
     """Write or check the pages, as the arguments say."""
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path} is out of date. Run tools/generate_reference.py.", file=sys.stderr)
         sys.exit(1 if stale else 0)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for path in stale:
-        path.write_text(pages()[path])
+    for path, text in stale.items():
+        path.write_text(text)
         print(f"Written: {path}")
 
 

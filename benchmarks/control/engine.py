@@ -23,19 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tabletune import controlling, estimating
+from tabletune_plugin.engine.steps import DROPPED_STEPS, QUIET_ROW
+from tabletune_plugin.tallying import MOST_CHANGES, MOST_TIMES, STEPS_AFTER_CHANGE
 
 Floats = NDArray[np.float64]
 
-SETTLED_STEPS = 3
+SETTLED_STEPS = DROPPED_STEPS - 1
 """Steps after a change of length before one is timed, as `tabletune_plugin.tallying` (asynchronous)."""
-QUIET_ROW = 4
-"""Pure steps of one batch size in a row of which the third is timed."""
-MOST_TIMES = 64
-"""Times kept per cell and window."""
-MOST_CHANGES = 64
-"""Changes of length kept per window."""
-STEPS_AFTER_CHANGE = 8
-"""Steps watched after a change of length, mixed ones included: a stall passes in these too."""
 
 
 @dataclass(frozen=True)

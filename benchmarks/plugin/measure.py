@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import math
 import statistics
 import sys
@@ -86,8 +85,7 @@ def main() -> int:
         "memory_growth_bytes": {"steps": GROWTH_STEPS, "bytes": growth},
         "controlling.advance": control,
     }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    machines.write(arguments.output, result)
     sys.stdout.write(
         f"{worst:.1f} us added to a step at most (median; goal {GOAL_MICROSECONDS:.0f} us), {growth} bytes"
         f" more after {GROWTH_STEPS} steps, {control['median_ms']:.1f} ms of control a second. Written to"

@@ -60,7 +60,8 @@ class Controller:
         self.report = Report(active=False, reason=states.NO_DOCUMENT, message="", lookup=engine.own_lookup)
         """What the plugin does at present; replaced as a whole, for any thread to read."""
         if engine.users_table:
-            self._set(
+            self.report = replace(
+                self.report,
                 reason=states.USER_TABLE,
                 message="the speculative config has a table of its own, which stays in force;"
                 " TABLETUNE_REPLACE_TABLE=1 lets the document replace it",
@@ -73,27 +74,33 @@ class Controller:
 
     def tick(self, now: float) -> None:
         """Look at the file, and at what was counted if it is time; ``now`` in seconds, monotonic."""
-        for part in (self._follow, self._advance):
-            # The file is followed for ever: another document may be what mends it.
-            if self._attempts >= MOST_FAILURES and part != self._follow:
-                return
-            try:
-                part(now)
-            except Exception:
-                self._fail()
+        # The file is followed for ever: another document may be what mends it.
+        self._try(self._follow, now)
+        if self._attempts < MOST_FAILURES:
+            self._try(self._advance, now)
+
+    def _try(self, part: Callable[[float], None], now: float) -> None:
+        try:
+            part(now)
+        except Exception:
+            self._fail()
 
     def _fail(self) -> None:
         self._attempts += 1
         if self._attempts > MOST_FAILURES:
             return
-        self._set(failures=self.report.failures + 1)
+        self.report = replace(self.report, failures=self.report.failures + 1)
         logger.exception(
-            "TableTune's controller failed (%d of %d times); the table in force stays",
+            "TableTune's controller failed (%d of %d times); %s",
             self._attempts,
             MOST_FAILURES,
+            "it starts over from the document"
+            if self._attempts < MOST_FAILURES
+            else "the table of now stays",
         )
         if self._attempts == MOST_FAILURES:
-            self._set(
+            self.report = replace(
+                self.report,
                 active=False,
                 reason=states.CONTROLLER_FAILED,
                 message=f"the controller failed {MOST_FAILURES} times; the table of then stays in force",
@@ -114,7 +121,8 @@ class Controller:
         if reading.document is not None:
             result, message = self._load(reading.document, reading.digest)
         self._reloads[result] += 1
-        self._set(
+        self.report = replace(
+            self.report,
             reload=Reload(result, message, self._wall_clock()),
             reloads=MappingProxyType(dict(self._reloads)),
         )
@@ -151,7 +159,8 @@ class Controller:
         self._plan, self._state, self._control = plan, state, control
         self._attempts = 0
         self._follower.took(document)
-        self._set(
+        self.report = replace(
+            self.report,
             mode=mode,
             document=document,
             digest=digest,
@@ -161,7 +170,8 @@ class Controller:
             differences=differences,
         )
         if not engine.users_table:
-            self._set(active=True, **self._reason(mode, control.mode, serious))
+            reason, message = self._reason(mode, control.mode, serious)
+            self.report = replace(self.report, active=True, reason=reason, message=message)
         if serious:
             logger.warning("TableTune's table was profiled elsewhere: %s", "; ".join(serious))
         return following.LOADED, f"generation {document.generation}, mode {mode}"
@@ -194,24 +204,26 @@ class Controller:
     def _refuse(self, reason: str, message: str, differences: Sequence[fingerprints.Difference]) -> None:
         """Keep what is in force; where nothing was yet, say why."""
         if self._plan is None and not self._engine.users_table:
-            self._set(active=False, reason=reason, message=message, differences=tuple(differences))
+            self.report = replace(
+                self.report, active=False, reason=reason, message=message, differences=tuple(differences)
+            )
 
     @staticmethod
-    def _reason(mode: Mode, asked: Mode, serious: Sequence[str]) -> dict[str, str]:
+    def _reason(mode: Mode, asked: Mode, serious: Sequence[str]) -> tuple[str, str]:
+        """Return reason and message of an active plugin."""
         if serious:
-            return {"reason": states.FINGERPRINT_DIFFERS, "message": "; ".join(serious)}
+            return states.FINGERPRINT_DIFFERS, "; ".join(serious)
         if mode is not asked:
-            return {
-                "reason": states.STATISTICS_OFF,
-                "message": "the engine counts no drafts (--disable-log-stats): the table is followed, not"
-                " corrected",
-            }
+            return (
+                states.STATISTICS_OFF,
+                "the engine counts no drafts (--disable-log-stats): the table is followed, not corrected",
+            )
         reasons = {
             Mode.FOLLOW: states.FOLLOWING,
             Mode.ADAPT: states.ADAPTING,
             Mode.OBSERVE: states.OBSERVING,
         }
-        return {"reason": reasons[mode], "message": ""}
+        return reasons[mode], ""
 
     # What was counted
 
@@ -224,7 +236,7 @@ class Controller:
         plan, state, control = self._plan, self._state, self._control
         comparable = self._compare(plan)
         if comparable != self.report.comparable:
-            self._set(comparable=comparable)
+            self.report = replace(self.report, comparable=comparable)
         window = self._tally.take(seconds)
         if window.steps == 0:
             return  # nothing to learn; the time counts towards the next window
@@ -235,7 +247,8 @@ class Controller:
             window = replace(window, step_times=(), changes=())
         self._state, outcome = controlling.advance(plan, state, window)
         changed = outcome.lookup != state.lookup
-        self._set(
+        self.report = replace(
+            self.report,
             outcome=outcome,
             corrections=self.report.corrections + changed,
             shifts=self.report.shifts + outcome.shifted,
@@ -249,7 +262,7 @@ class Controller:
             )
         if self.report.mode is Mode.ADAPT and not self._engine.users_table:
             self._steering.put_in_force(outcome.lookup, outcome.exploration, control.exploration_share)
-            self._set(lookup=self._in_force())
+            self.report = replace(self.report, lookup=self._in_force())
 
     def _compare(self, plan: controlling.Plan | None) -> bool:
         """Have steps timed as the profile's were; returns whether they can be."""
@@ -271,6 +284,3 @@ class Controller:
 
     def _in_force(self) -> tuple[int, ...]:
         return self._steering.lookup or self._engine.own_lookup
-
-    def _set(self, **changes: object) -> None:
-        self.report = replace(self.report, **changes)  # type: ignore[arg-type]

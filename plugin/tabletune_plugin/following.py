@@ -153,6 +153,14 @@ class Follower:
         return Reading(reading.result, message)
 
 
+def read(path: Path) -> Document | None:
+    """Return the valid document at ``path``, whatever its generation; ``None`` where there is none (yet)."""
+    try:
+        return documents.parse(_read(path))
+    except (_RefusedError, documents.DocumentError):
+        return None
+
+
 def _identity(path: Path) -> _Identity:
     """Return what changes when another file, or another content, is at ``path``, links followed."""
     try:

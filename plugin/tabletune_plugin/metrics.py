@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -42,6 +43,7 @@ class Graphs:
     hazardous: dict[int, tuple[int, ...]]
 
     @classmethod
+    @lru_cache(maxsize=4)
     def of(cls, engine: Engine) -> Graphs:
         """Return those of ``engine``; empty in a mode without full graphs, where no batch size stands out."""
         fingerprint = engine.fingerprint
@@ -59,7 +61,6 @@ class PluginCollector(Collector):
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
-        self._graphs: Graphs | None = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of this moment."""
@@ -71,17 +72,15 @@ class PluginCollector(Collector):
         yield from _table(snapshot)
         yield from _control(snapshot)
         if snapshot.engine is not None:
-            if self._graphs is None:
-                self._graphs = Graphs.of(snapshot.engine)
-            yield from _graph_metrics(self._graphs)
+            yield from _graph_metrics(Graphs.of(snapshot.engine))
 
 
 def _activity(snapshot: Snapshot) -> Iterator[Metric]:
     report = snapshot.report
     yield _gauge(
         "tabletune_active",
-        "1 where TableTune does what its mode says, 0 where the engine serves as it would without it; the"
-        " reason says why.",
+        "1 where TableTune does what its mode says, else 0: the engine serves as it would without it, or,"
+        " with ControllerFailed, by the last table; the reason says why.",
         ["reason"],
         [([report.reason], float(report.active))],
     )
@@ -273,10 +272,11 @@ def _graph_metrics(found: Graphs) -> Iterator[Metric]:
     )
 
 
-def _bucket_ends(max_batch_size: int) -> list[tuple[str, int]]:
+@lru_cache(maxsize=4)
+def _bucket_ends(max_batch_size: int) -> tuple[tuple[str, int], ...]:
     """Return each bucket's label and largest batch size."""
     labels = tallying.buckets(max_batch_size)
-    return list({label: size for size, label in enumerate(labels) if size}.items())
+    return tuple({label: size for size, label in enumerate(labels) if size}.items())
 
 
 def _first(bucket: str) -> int:

@@ -1,8 +1,9 @@
 """What the environment says about the plugin; it wins over the document.
 
-Read once per engine core. A pod's environment is written by hand, in a chart or a patch, and a typing error
-there must not take a server down: each bad value is told with its name, what was found and what is right,
-and only that one setting falls back, to the document's value or the default.
+Read when the engine starts: where its configuration is made, for the start-up table, and where its core
+lives, which also tells what is wrong. A pod's environment is written by hand, in a chart or a patch, and a
+typing error there must not take a server down: each bad value is told with its name, what was found and what
+is right, and only that one setting falls back, to the document's value or the default.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def read(environment: Mapping[str, str]) -> tuple[Settings, tuple[str, ...]]:
                 known = ", ".join(sorted([*readers, *CONTROL_VARIABLES]))
                 complaints.append(f"{name} is no setting of TableTune and is ignored. There are {known}.")
         except ValueError as error:
-            complaints.append(f"{name} is {text[:_TEXT_SHOWN]!r}, {error}. It is left at its default.")
+            complaints.append(f"{name} is {text[:_TEXT_SHOWN]!r}, {error}. It counts as unset.")
     return Settings(**chosen, control=control), tuple(complaints)
 
 

@@ -1,7 +1,7 @@
 """What the parts of the plugin tell each other: the engine it runs in, and what it does there at present.
 
 All of it is frozen: the controller's thread makes a new :class:`Report` and puts one reference in place, and
-the threads that serve metrics read whichever is there, without a lock that the engine could wait for.
+the threads that serve metrics read whichever is there, without a lock.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The tap calls :meth:`Tally.add` once per step. It must cost a few microseconds w
 requests, never grow, and still tell all that the control and the metrics need. So it only adds to counters;
 whoever wants to know takes what has gathered (:meth:`Tally.take`, once a second) or copies the totals.
 
-Which steps are timed is the profile's own rule (``tabletune_profiler.sweeping``), since live times are
-believed only against a profile of the same measure (ENGINE.md 4):
+Which steps are timed is the profile's own rule (``tabletune_profiler.sweeping``, with the same numbers from
+``engine.steps``), since live times are believed only against a profile of the same measure (ENGINE.md 4):
 
 - the step, the two before it and the one after it are pure decode steps of the same batch size;
 - the length in force has been the same for so long that drafting, verifying, caches and allocator follow it;
@@ -23,12 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tabletune import controlling, estimating
-from tabletune_plugin.engine.steps import Step
+from tabletune_plugin.engine.steps import DROPPED_STEPS, QUIET_ROW, Step
 
-DROPPED_STEPS = 4
-"""Steps after a change of length that are not timed: two still carry the old one, two warm up."""
-QUIET_ROW = 4
-"""Pure steps in a row of which the third is timed."""
 MOST_TIMES = 64
 """Times kept per cell and window."""
 MOST_CELLS = 512

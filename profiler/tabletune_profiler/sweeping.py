@@ -25,14 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tabletune_plugin.engine.driving import DrivenEngine
-from tabletune_plugin.engine.steps import Step
+from tabletune_plugin.engine.steps import DROPPED_STEPS, QUIET_ROW, SETTLE_STEPS, Step
 from tabletune_profiler import messages, planning
 
-WARMUP_STEPS = 2
-"""Steps dropped after each change of length, besides the two that still carry the old one."""
-SETTLE_STEPS = 2
-"""Steps until both verifying and drafting follow a changed lookup."""
-DROPPED_STEPS = SETTLE_STEPS + WARMUP_STEPS
 MOST_VERIFY_TIMES = 10.0
 """A verification takes at most so many times the seconds of pure steps that it is after."""
 VERIFY_BLOCKS = 10
@@ -165,7 +160,7 @@ class Sweep:
         engine.set_draft_length(command.draft_length)
         prompts = itertools.cycle(command.prompts)
         # Of so many pure steps in a row the one to count has two before it and one after it.
-        row = 4 if engine.asynchronous else 1
+        row = QUIET_ROW if engine.asynchronous else 1
         kept: list[tuple[float, int]] = []
         measured = 0.0
         log.steps.clear()

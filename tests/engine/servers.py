@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,10 +21,11 @@ from typing import Any, Self
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tabletune import assembling, documents
-from tabletune.documents import Acceptance, Control, Document, Fingerprint, Graph, Measure, Profile
+from tabletune import documents
+from tabletune.documents import Control, Document, Fingerprint
 from tabletune_plugin.engine import versions
 from tests.engine import profiles
+from tests.plugin import engines
 
 MAX_NUM_SEQS = 4
 LONGEST = 3
@@ -343,34 +343,17 @@ def document(
 
     Step times are about those of the small model on a processor; what they are does not matter to most tests.
     """
-    batch_sizes = tuple(range(1, MAX_NUM_SEQS + 1))
-    lengths = tuple(range(len(step_ms)))
-    made = assembling.assemble(
-        fingerprint=fingerprint,
-        profile=Profile(
-            batch_sizes=batch_sizes,
-            draft_lengths=lengths,
-            measure=Measure.QUIET_INTERVAL,
-            step_time_ms=tuple(tuple(time * (0.9 + 0.1 * size) for size in batch_sizes) for time in step_ms),
-            spread_ms=tuple((1.0,) * len(batch_sizes) for _ in lengths),
-            samples=tuple((30,) * len(batch_sizes) for _ in lengths),
-            graph=tuple((Graph.NONE,) * len(batch_sizes) for _ in lengths),
-            context_length=128,
-        ),
-        acceptance=Acceptance(
-            survival=tuple(survival),
-            drafted=(1_000,) * len(survival),
-            accepted=tuple(round(1_000 * rate) for rate in survival),
-            proposal_rate=1.0,
-            prompts=10,
-        ),
+    batch_sizes = range(1, MAX_NUM_SEQS + 1)
+    return engines.assembled(
+        fingerprint,
+        lookup,
+        {length: [time * (0.9 + 0.1 * size) for size in batch_sizes] for length, time in enumerate(step_ms)},
+        batch_sizes=batch_sizes,
+        generation=generation,
         control=Control(**control),
-        created_at=datetime(2026, 11, 30, tzinfo=UTC),
-        prompt_tokens=64,
-        output_tokens=64,
+        survival=survival,
+        spread_ms=1.0,
     )
-    table = tuple((size, size, length) for size, length in enumerate(lookup, start=1))
-    return made.model_copy(update={"table": table, "generation": generation})
 
 
 @contextlib.contextmanager

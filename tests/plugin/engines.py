@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,17 +50,42 @@ def document(
     **changes: Any,
 ) -> Document:
     """A document whose table is ``lookup``, from batch size 1; changes are of its fingerprint."""
-    rows = tuple((STEP_MS[length],) * len(BATCH_SIZES) for length in LENGTHS)
+    return assembled(
+        fingerprint(**changes),
+        lookup,
+        {length: (STEP_MS[length],) * len(BATCH_SIZES) for length in LENGTHS},
+        batch_sizes=BATCH_SIZES,
+        generation=generation,
+        control=control or Control(),
+        survival=survival,
+        measure=measure,
+    )
+
+
+def assembled(
+    fingerprint: Fingerprint,
+    lookup: Sequence[int],
+    step_ms: Mapping[int, Sequence[float]],
+    *,
+    batch_sizes: Sequence[int],
+    generation: int,
+    control: Control,
+    survival: Sequence[float],
+    measure: Measure = Measure.QUIET_INTERVAL,
+    spread_ms: float = 0.1,
+) -> Document:
+    """A document of an engine without graphs: step times by draft length, the table whatever they say."""
+    count = len(batch_sizes)
     made = assembling.assemble(
-        fingerprint=fingerprint(**changes),
+        fingerprint=fingerprint,
         profile=Profile(
-            batch_sizes=BATCH_SIZES,
-            draft_lengths=LENGTHS,
+            batch_sizes=tuple(batch_sizes),
+            draft_lengths=tuple(step_ms),
             measure=measure,
-            step_time_ms=rows,
-            spread_ms=tuple((0.1,) * len(BATCH_SIZES) for _ in LENGTHS),
-            samples=tuple((30,) * len(BATCH_SIZES) for _ in LENGTHS),
-            graph=tuple((Graph.NONE,) * len(BATCH_SIZES) for _ in LENGTHS),
+            step_time_ms=tuple(map(tuple, step_ms.values())),
+            spread_ms=((spread_ms,) * count,) * len(step_ms),
+            samples=((30,) * count,) * len(step_ms),
+            graph=((Graph.NONE,) * count,) * len(step_ms),
             context_length=128,
         ),
         acceptance=Acceptance(
@@ -70,7 +95,7 @@ def document(
             proposal_rate=1.0,
             prompts=10,
         ),
-        control=control or Control(),
+        control=control,
         created_at=datetime(2026, 11, 30, tzinfo=UTC),
         prompt_tokens=64,
         output_tokens=64,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tabletune import tables
 from tabletune.documents import TABLE_KEY
 from tabletune_plugin.engine import arguments
 from tabletune_plugin.engine.arguments import ArgumentsError, ServeArguments
@@ -18,7 +19,7 @@ from tabletune_plugin.engine.arguments import ArgumentsError, ServeArguments
 
 
 def test_every_length_gets_one_of_the_largest_batch_sizes() -> None:
-    # vLLM captures a length's graphs up to the largest batch size that the table gives to it.
+    # The sizes that vLLM chooses for a length end at the largest batch size that the table gives to it.
     assert arguments.startup_table((0, 1, 2), 256) == [[1, 254, 0], [255, 255, 1], [256, 256, 2]]
 
 
@@ -43,6 +44,15 @@ def test_startup_table_is_contiguous_and_names_each_length_once(lengths: set[int
     assert [first for first, _, _ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
     assert table[-1][1] == max_num_seqs
     assert all(last > max_num_seqs - len(lengths) for _, last, _ in table)
+
+
+def test_startup_table_suits_any_number_of_requests_where_that_is_not_known() -> None:
+    table = [(first, last, length) for first, last, length in arguments.startup_table([0, 1, 3], None)]
+    for most in (3, 7, 128, 256, 1_000, 4_096, 10_000):
+        lookup = tables.lookup(table, most)
+        for length in (0, 1, 3):
+            widest = max(size for size, found in enumerate(lookup) if size and found == length)
+            assert widest > min(most, arguments.MOST_STARTUP_SEQUENCES) - 3
 
 
 # vLLM's own parser. Importing vLLM takes seconds, so these run with the tests on the engine; none starts one.

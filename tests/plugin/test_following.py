@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -209,11 +210,29 @@ def test_folder_device_link_loop_and_odd_paths_are_refused(tmp_path: Path) -> No
     assert Clock(Path("/dev/zero")).settle() == [following.UNREADABLE]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_file_without_permission_is_refused(path: Path, clock: Clock) -> None:
-    path.write_bytes(data())
-    path.chmod(0)
-    assert clock.settle() == [following.UNREADABLE]
+def test_file_without_permission_is_refused_and_taken_when_it_is_given(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    path.write_bytes(data(1))
+    clock.settle()
+    swap(path, data(2))
+    # What the kernel answers to anybody but root, who is refused nothing.
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        assert clock.settle() == [following.UNREADABLE]
+    assert clock.settle() == [following.LOADED]
+
+
+def test_document_is_read_once_or_is_none(path: Path, tmp_path: Path) -> None:
+    assert following.read(path) is None
+    assert following.read(tmp_path) is None
+    path.write_bytes(b"{}")
+    assert following.read(path) is None
+    path.write_bytes(data(3))
+    assert following.read(path) == engines.document(generation=3)
 
 
 def test_huge_file_is_not_read(path: Path, clock: Clock) -> None:

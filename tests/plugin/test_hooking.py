@@ -15,7 +15,7 @@ import pytest
 
 from tabletune import documents, tables
 from tabletune_plugin import states
-from tabletune_plugin.engine import facts, hooking
+from tabletune_plugin.engine import arguments, facts, hooking
 from tabletune_plugin.runtime import Runtime
 from tests.plugin import engines
 from tests.plugin.test_steps import returned, scheduled
@@ -233,21 +233,21 @@ def test_without_a_document_every_length_is_started_for(vllm: Vllm) -> None:
     assert {length for _, _, length in table} == {0, 1, 2, 3}
 
 
-def test_startup_table_suits_any_number_of_requests_where_that_is_not_known() -> None:
-    table = [(first, last, length) for first, last, length in hooking.startup_table([0, 1, 3], None)]
-    for most in (3, 7, 128, 256, 1_000, 4_096, 10_000):
-        lookup = tables.lookup(table, most)
-        for length in (0, 1, 3):
-            widest = max(size for size, found in enumerate(lookup) if size and found == length)
-            assert widest > min(most, hooking.MOST_STARTUP_SEQUENCES) - 3
-
-
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 256])
-def test_startup_table_is_one_that_vllm_takes(most: int) -> None:
-    table = [(first, last, length) for first, last, length in hooking.startup_table([0, 1, 3], most)]
-    lookup = tables.lookup(table, most)
+def test_engine_of_few_requests_starts_with_the_longest_lengths(vllm: Vllm, most: int) -> None:
+    hooking.install()
+    config = vllm.configure(SpeculativeConfig(num_speculative_tokens=3), max_num_seqs=most)
+    table = config.speculative_config.num_speculative_tokens_per_batch_size
+    lookup = tables.lookup([(first, last, length) for first, last, length in table], most)
     assert table[-1][1] == most
-    assert set(lookup[1:]) == set([0, 1, 3][-most:])
+    assert set(lookup[1:]) == set([0, 1, 2, 3][-most:])
+
+
+def test_engine_of_an_unknown_number_of_requests_starts_with_every_length(vllm: Vllm) -> None:
+    hooking.install()
+    config = vllm.configure(SpeculativeConfig(num_speculative_tokens=3), max_num_seqs=None)
+    table = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert table == arguments.startup_table([0, 1, 2, 3], None)
 
 
 def test_users_own_table_is_kept(vllm: Vllm) -> None:
@@ -289,7 +289,7 @@ def test_failure_to_prepare_is_not_vllms(
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(hooking, "startup_table", fail)
+    monkeypatch.setattr(arguments, "startup_table", fail)
     hooking.install()
     config = vllm.configure(SpeculativeConfig())
     assert config.speculative_config.num_speculative_tokens_per_batch_size is None

@@ -189,4 +189,4 @@ def test_engine_without_full_graphs_has_no_batch_sizes_that_stand_out() -> None:
 
 
 def test_bucket_ends_are_the_largest_batch_sizes() -> None:
-    assert metrics._bucket_ends(6) == [("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5-6", 6)]
+    assert metrics._bucket_ends(6) == (("1", 1), ("2", 2), ("3", 3), ("4", 4), ("5-6", 6))

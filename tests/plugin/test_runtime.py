@@ -15,7 +15,7 @@ from tabletune_plugin import runtime, settings, states
 from tabletune_plugin.controller import Controller
 from tabletune_plugin.runtime import Runtime
 from tests.plugin import engines
-from tests.plugin.test_serving import free_port, get, wait_for
+from tests.plugin.test_serving import free_port, get, wait_for, wait_until
 
 Start = Callable[..., Runtime]
 
@@ -53,13 +53,6 @@ def start(path: Path, tap: engines.Tap) -> Iterator[Start]:
     yield begin
     for running in started:
         running.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_table_is_in_force_when_start_returns(start: Start, path: Path, tap: engines.Tap) -> None:

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -45,15 +46,30 @@ def running(port: int, reason: str = states.NO_DOCUMENT) -> Iterator[None]:
         server.stop()
 
 
-def wait_for(port: int) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def wait_for(port: int) -> None:
+    """Wait until the port is open, and what was asked to find out is answered."""
+
+    def is_open() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
         except OSError:
-            time.sleep(0.02)
-    pytest.fail("the port was never open")
+            return False
+        return True
+
+    wait_until(is_open)
+    wait_until(lambda: handled() == 0)
+
+
+def handled() -> int:
+    """Return how many requests have a thread, and with it a slot."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
@@ -135,7 +151,7 @@ def test_rubbish_and_silence_do_not_stop_the_server(port: int, monkeypatch: pyte
                     client.recv(100)
                 except OSError:
                     pass  # turned away: all slots are taken
-        time.sleep(0.8)  # the silent ones are given up
+        wait_until(lambda: handled() == 0)  # the silent ones are given up
         assert get(port, "/healthz")[0] == 200
         for client in silent:
             client.close()
@@ -144,18 +160,26 @@ def test_rubbish_and_silence_do_not_stop_the_server(port: int, monkeypatch: pyte
 def test_only_so_many_requests_are_handled_at_a_time(port: int) -> None:
     with running(port):
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(serving.MOST_REQUESTS)]
-        time.sleep(0.5)
+        wait_until(lambda: handled() == serving.MOST_REQUESTS)
         with pytest.raises((http.client.HTTPException, OSError)):
             get(port, "/healthz")
         for client in silent:
             client.close()
-        time.sleep(0.5)
+        wait_until(lambda: handled() == 0)
         assert get(port, "/healthz")[0] == 200
 
 
 def test_busy_port_is_told_once_and_taken_when_it_is_free(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    tries = []
+    complain = Server._complain
+
+    def count(self: Server, message: str) -> None:
+        complain(self, message)
+        tries.append(message)
+
+    monkeypatch.setattr(Server, "_complain", count)
     monkeypatch.setattr(serving, "RETRY_SECONDS", 0.05)
     with socket.socket(socket.AF_INET6) as taken:
         taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -163,7 +187,7 @@ def test_busy_port_is_told_once_and_taken_when_it_is_free(
         taken.listen()
         server = Server(port, snapshot)
         server.start()
-        time.sleep(0.5)
+        wait_until(lambda: len(tries) > 3)
     try:
         wait_for(port)
         assert get(port, "/healthz")[0] == 200
@@ -183,14 +207,14 @@ def test_port_is_free_after_stop(port: int) -> None:
             probe.bind(("127.0.0.1", port))
 
 
-def test_server_that_waits_for_a_port_stops_at_once(port: int) -> None:
+def test_server_that_waits_for_a_port_stops_at_once(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_INET6) as taken:
         taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         taken.bind(("", port))
         taken.listen()
         server = Server(port, snapshot)
         server.start()
-        time.sleep(0.2)
+        wait_until(lambda: f"port {port}" in caplog.text)
         began = time.monotonic()
         server.stop()
         assert time.monotonic() - began < 1.0

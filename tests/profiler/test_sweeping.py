@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tabletune_plugin.engine.steps import Step
-from tabletune_profiler import messages, sweeping
+from tabletune_plugin.engine.steps import DROPPED_STEPS, SETTLE_STEPS, WARMUP_STEPS, Step
+from tabletune_profiler import messages
 from tabletune_profiler.messages import (
     CellStarted,
     CellTimed,
@@ -349,7 +349,7 @@ def test_acceptance_keeps_the_concurrency_asked_for() -> None:
 
 def test_first_steps_dropped_are_the_settling_and_the_warming() -> None:
     # The stand-in's rule above, four steps after a change, is what the sweep drops.
-    assert sweeping.SETTLE_STEPS + sweeping.WARMUP_STEPS == 4
+    assert SETTLE_STEPS + WARMUP_STEPS == DROPPED_STEPS == 4
 
 
 # Signs of life

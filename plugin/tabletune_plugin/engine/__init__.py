@@ -6,6 +6,7 @@ the same numbers; nothing else of TableTune imports vLLM or torch. Everything th
 
 - ``versions``: which vLLM is installed, which are supported, and the checks made before anything is touched;
 - ``arguments``: the arguments of ``vllm serve``, parsed by vLLM's own parser, made into its configuration;
+  the start-up table;
 - ``facts``: what a configuration means for a table: fingerprint, graph settings, obstacles;
 - ``steps``: the tap on the scheduler: the lookup, and one record per step's result;
 - ``spans``: the time of a step on the GPU, by CUDA events read without a synchronisation;

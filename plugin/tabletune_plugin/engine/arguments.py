@@ -2,8 +2,8 @@
 
 Profiling and serving must not differ, so nothing here knows a single vLLM argument by name except the
 speculative config, whose table is replaced: while a profile is taken, the engine starts with one that
-names every length, because vLLM captures CUDA graphs only for the lengths that it finds in the table at
-start-up, up to the largest batch size that the table gives to each.
+names every length (:func:`startup_table`), because vLLM captures CUDA graphs only for the lengths that it
+finds in the table at start-up. The plugin starts a serving engine with the same table.
 """
 
 from __future__ import annotations
@@ -134,16 +134,30 @@ def _make_arg_parser() -> Any:
     raise ArgumentsError(f"vLLM's argument parser is in none of {', '.join(_PARSER_MODULES)}.")
 
 
-def startup_table(draft_lengths: Sequence[int], max_num_seqs: int) -> list[list[int]]:
+MOST_STARTUP_SEQUENCES = 4_096
+"""Batch sizes that a start-up table covers where ``max_num_seqs`` is not known yet; vLLM's defaults are 128
+to 1,024."""
+
+
+def startup_table(draft_lengths: Sequence[int], max_num_seqs: int | None) -> list[list[int]]:
     """Return a table that has vLLM capture graphs for each of ``draft_lengths`` as widely as it can.
 
-    vLLM (``VllmConfig._set_cudagraph_sizes``) appends capture sizes for each length up to the largest
-    batch size that the table gives to it. So every length gets one of the largest batch sizes to
-    itself: ``[[1, 254, 0], [255, 255, 1], [256, 256, 2]]`` for 0 to 2 and 256 requests.
+    vLLM (``CudaGraphManager``) captures each of its capture sizes for every length that the table names, up
+    to ``max_num_seqs`` requests. Its own choice of sizes (``VllmConfig._set_cudagraph_sizes``) has those that
+    a length fills exactly only up to the largest batch size that the table gives to it. So every length gets
+    one of the largest batch sizes to itself.
+
+    Where ``max_num_seqs`` is ``None``, vLLM fills it in only after the speculative config was made; then the
+    lengths take turns, so that it is true for any.
 
     Raises :class:`ArgumentsError` where there are more lengths than batch sizes.
+
+    >>> startup_table([0, 1, 3], 256)
+    [[1, 254, 0], [255, 255, 1], [256, 256, 3]]
     """
     lengths = sorted(set(draft_lengths))
+    if max_num_seqs is None:
+        return [[size, size, lengths[size % len(lengths)]] for size in range(1, MOST_STARTUP_SEQUENCES + 1)]
     if len(lengths) > max_num_seqs:
         raise ArgumentsError(
             f"{len(lengths)} draft lengths do not fit into a table of --max-num-seqs {max_num_seqs} batch"

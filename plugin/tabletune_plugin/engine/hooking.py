@@ -23,14 +23,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from tabletune import graphs, tables
-from tabletune.documents import Document
 from tabletune_plugin import following, runtime, settings, states
-from tabletune_plugin.engine import facts, steps, versions
+from tabletune_plugin.engine import arguments, facts, steps, versions
 from tabletune_plugin.runtime import Runtime
 from tabletune_plugin.settings import Settings
 from tabletune_plugin.states import Engine
@@ -47,10 +45,6 @@ table away there, and the cores of a dense model no longer know why (each is one
 
 _RUNTIME = "_tabletune_runtime"
 _HOOKED = "_tabletune_hooked"
-
-MOST_STARTUP_SEQUENCES = 4_096
-"""Batch sizes that a start-up table covers where ``max_num_seqs`` is not known yet; vLLM's defaults are 128
-to 1,024."""
 
 
 def install() -> None:
@@ -143,11 +137,14 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any) -> None:
     users = config.num_speculative_tokens_per_batch_size
     if users is not None and not chosen.replace_table:
         return
-    document = read_document(chosen.table)
+    document = following.read(chosen.table)
     longest = config.num_speculative_tokens
+    usable = {length for length in document.profile.draft_lengths if length <= longest} if document else ()
     # Also the length that vLLM would use without a table, which is served until there is a document.
-    lengths = {length for length in document.profile.draft_lengths if length <= longest} if document else ()
-    table = startup_table(sorted({*(lengths or range(longest + 1)), longest}), max_num_seqs)
+    lengths = sorted({*(usable or range(longest + 1)), longest})
+    # Of more lengths than batch sizes the longest, that one among them.
+    fitting = lengths if max_num_seqs is None else lengths[-max_num_seqs:]
+    table = arguments.startup_table(fitting, max_num_seqs)
     setattr(config, STARTUP, users)
     config.num_speculative_tokens_per_batch_size = table
     logger.info(
@@ -155,31 +152,6 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any) -> None:
         sorted({length for _, _, length in table}),
         "" if document else f"; there is no document at {chosen.table} yet",
     )
-
-
-def read_document(path: Path) -> Document | None:
-    """Return the valid document at ``path``; ``None`` where there is none (yet)."""
-    reading = following.Follower(path, allow_older_generation=True).poll(0.0)
-    return reading.document if reading is not None else None
-
-
-def startup_table(draft_lengths: Sequence[int], max_num_seqs: int | None) -> list[list[int]]:
-    """Return a table that has vLLM capture graphs for each of ``draft_lengths`` as widely as it can.
-
-    vLLM captures for each length up to the largest batch size that the table gives to it, so every length
-    gets one of the largest batch sizes to itself. Where ``max_num_seqs`` is ``None``, vLLM fills it in only
-    after the speculative config was made; then the lengths take turns, so that it is true for any.
-
-    >>> startup_table([0, 1, 3], 256)
-    [[1, 254, 0], [255, 255, 1], [256, 256, 3]]
-    """
-    lengths = sorted(set(draft_lengths))
-    if max_num_seqs is None:
-        return [[size, size, lengths[size % len(lengths)]] for size in range(1, MOST_STARTUP_SEQUENCES + 1)]
-    lengths = lengths[-max_num_seqs:]
-    first_alone = max_num_seqs - len(lengths) + 2
-    table = [[1, first_alone - 1, lengths[0]]]
-    return table + [[first_alone + i, first_alone + i, length] for i, length in enumerate(lengths[1:])]
 
 
 # Where an engine core lives

@@ -24,6 +24,15 @@ from tabletune_plugin.engine import spans as gpu_spans
 
 logger = logging.getLogger("tabletune")
 
+SETTLE_STEPS = 2
+"""Steps until both verifying and drafting follow a changed lookup."""
+WARMUP_STEPS = 2
+"""Steps after these in which caches and the memory allocator still follow it."""
+DROPPED_STEPS = SETTLE_STEPS + WARMUP_STEPS
+"""Steps after a change of length that are not timed, by the profiler and by the plugin."""
+QUIET_ROW = 4
+"""Pure steps in a row of which the third is timed: two before it, one after it."""
+
 _GRAPHS = {"FULL": Graph.FULL, "PIECEWISE": Graph.PIECEWISE, "NONE": Graph.NONE}
 
 

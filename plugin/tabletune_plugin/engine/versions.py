@@ -11,7 +11,8 @@ import importlib
 import importlib.metadata
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from typing import Any
 
 FIRST_SUPPORTED = (0, 32)
 """First vLLM whose scheduler reads a per-batch-size lookup and counts drafts per position."""
@@ -86,6 +87,11 @@ _ARGUMENTS_PARAMETERS = {
 }
 """What the plugin wraps where engine arguments become a configuration."""
 
+_ARGUMENTS_FIELDS = {
+    ("vllm.config", "SpeculativeConfig"): {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"},
+}
+"""What it reads and sets there."""
+
 _ENGINE_PARAMETERS = {
     ("vllm.v1.core.sched.scheduler", "Scheduler.shutdown"): ("self",),
     ("vllm.v1.engine.core", "EngineCore.step"): ("self",),
@@ -131,10 +137,7 @@ def require_hooks() -> None:
     Raises :class:`UnsupportedEngineError` that names what differs, before anything is changed.
     """
     _require_parameters(_PARAMETERS)
-    for (module, name), needed in _FIELDS.items():
-        missing = needed - {field.name for field in dataclasses.fields(_find(module, name))}
-        if missing:
-            raise _differs(f"{module}.{name} has no {', '.join(sorted(missing))}")
+    _require_fields(_FIELDS)
     build = _find("vllm.v1.spec_decode.dynamic.utils", "build_dynamic_sd_schedule_lookup")
     lookup = build([[1, 2, 1], [3, 4, 0]], vllm_max_batch_size=5, vllm_num_speculative_tokens=3)
     if lookup != [0, 1, 1, 0, 0, 0]:
@@ -144,11 +147,7 @@ def require_hooks() -> None:
 def require_arguments_hook() -> None:
     """Check what the plugin wraps in the process that reads arguments; imports vLLM. Raises as above."""
     _require_parameters(_ARGUMENTS_PARAMETERS)
-    config = _find("vllm.config", "SpeculativeConfig")
-    needed = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-    missing = needed - {field.name for field in dataclasses.fields(config)}
-    if missing:
-        raise _differs(f"vllm.config.SpeculativeConfig has no {', '.join(sorted(missing))}")
+    _require_fields(_ARGUMENTS_FIELDS)
 
 
 def require_engine_hooks() -> None:
@@ -168,14 +167,21 @@ def _require_parameters(parameters: Mapping[tuple[str, str], tuple[str, ...]]) -
             raise _differs(f"{module}.{name} takes {found}, expected {expected}")
 
 
-def _find(module: str, name: str) -> type:
+def _require_fields(fields: Mapping[tuple[str, str], Set[str]]) -> None:
+    for (module, name), needed in fields.items():
+        missing = needed - {field.name for field in dataclasses.fields(_find(module, name))}
+        if missing:
+            raise _differs(f"{module}.{name} has no {', '.join(sorted(missing))}")
+
+
+def _find(module: str, name: str) -> Any:
     try:
-        found = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise _differs(f"{module}.{name} is not there ({error})") from error
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _differs(what: str) -> UnsupportedEngineError:
