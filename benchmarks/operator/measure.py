@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "operator"), str(ROOT / "benchmarks")]
 
 import machines  # noqa: E402
 
-from tabletune import documents  # noqa: E402
 from tests.controlplane import fixtures, planes  # noqa: E402
 from tests.controlplane.clients import Api, wait  # noqa: E402
-from tests.operator import objects, processes  # noqa: E402
+from tests.operator import fleets, objects, processes  # noqa: E402
 from tests.operator.fleets import Page  # noqa: E402
 from tests.operator.processes import Process  # noqa: E402
 
@@ -90,10 +90,9 @@ def run() -> None:
     )
     options = parser.parse_args()
     found = [measure(size, options.seconds) for size in options.sizes]
-    RESULTS.mkdir(parents=True, exist_ok=True)
     goal = {"cores": 1, "mebibytes": 512, "p99Seconds": 10}
     result = machines.conditions("kopf", "aiohttp", "pydantic") | {"goal": goal, "sizes": found}
-    (RESULTS / "scale.json").write_text(json.dumps(result, indent=1) + "\n")
+    machines.write(RESULTS / "scale.json", result)
     print(json.dumps(found, indent=1))  # noqa: T201
 
 
@@ -112,9 +111,16 @@ def measure(tables: int, seconds: float) -> dict[str, Any]:
         with operator:
             operator.wait_until_ready()
             _profile(plane, names)
-            _await(api, "Ready", tables)
+            _await("all to be Ready", api, tables, lambda status: status.get("phase") == "Ready", 600)
             ready = time.monotonic() - began
-            _await_pods(api, tables)
+            all_pods = f"{PODS}/{PODS}"
+            _await(
+                "all pods to be seen",
+                api,
+                tables,
+                lambda status: status.get("serving", {}).get("ready") == all_pods,
+                300,
+            )
             steady = _steady(operator, fleet, seconds)
             delays = _changes(plane, names)
             memory = _memory(operator)
@@ -158,7 +164,7 @@ def _fill(plane: planes.Plane, tables: int, fleet: Fleet) -> list[tuple[str, str
         for pod in range(PODS):
             index = number * PODS + pod
             address = f"127.{1 + index // 62_500}.{index // 250 % 250}.{1 + index % 250}"
-            _make_pod(own, namespace, f"{name}-{pod}", address, name)
+            fleets.make_pod(own, namespace, f"{name}-{pod}", address, {"serves": name})
         own.close()
 
     with ThreadPoolExecutor(8) as pool:
@@ -166,51 +172,23 @@ def _fill(plane: planes.Plane, tables: int, fleet: Fleet) -> list[tuple[str, str
     return names
 
 
-def _make_pod(api: Api, namespace: str, name: str, address: str, table: str) -> None:
-    metadata = {"name": name, "namespace": namespace, "labels": {"serves": table}}
-    spec = {
-        "containers": [{"name": "modelserver", "image": "vllm"}],
-        "nodeName": "elsewhere",
-        "automountServiceAccountToken": False,
-    }
-    api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    ready = {"type": "Ready", "status": "True"}
-    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [ready]}
-    api.merge("Pod", namespace, name, {"status": status}, "status")
-
-
 def _profile(plane: planes.Plane, names: list[tuple[str, str]]) -> None:
     """Play every profile: its report is there, and its Job is gone."""
-    document = documents.dump(objects.example())
 
     def finish(one: tuple[str, str]) -> None:
-        namespace, name = one
         api = plane.admin
-        label = f"tabletune.dev/draft-table={name}"
-        job = wait("the Job", lambda: api.list("Job", namespace, label), 120)[0]["metadata"]["name"]
-        objects.report(api, namespace, job, document)
-        api.delete("Job", namespace, job)
+        objects.finish(api, *one, seconds=120)
         api.close()
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(finish, names))
 
 
-def _await(api: Api, phase: str, tables: int) -> None:
-    def count() -> bool:
-        found = api.list("DraftTable")
-        return [one.get("status", {}).get("phase") for one in found].count(phase) == tables
+def _await(what: str, api: Api, tables: int, holds: Callable[[dict[str, Any]], bool], seconds: float) -> None:
+    def all_of_them() -> bool:
+        return sum(holds(one.get("status", {})) for one in api.list("DraftTable")) == tables
 
-    wait(f"{tables} to be {phase}", count, 600, 0.5)
-
-
-def _await_pods(api: Api, tables: int) -> None:
-    def count() -> bool:
-        found = api.list("DraftTable")
-        ready = [one["status"].get("serving", {}).get("ready") for one in found]
-        return ready.count(f"{PODS}/{PODS}") == tables
-
-    wait("all pods to be seen", count, 300, 0.5)
+    wait(what, all_of_them, seconds, 0.5)
 
 
 def _steady(operator: Process, fleet: Fleet, seconds: float) -> dict[str, Any]:
@@ -265,9 +243,7 @@ def _memory(operator: Process) -> float:
 
 
 def _requests(operator: Process) -> float:
-    lines = operator.get("/metrics")[1].splitlines()
-    wanted = [line for line in lines if line.startswith("tabletune_operator_api_requests_total")]
-    return sum(float(line.split()[-1]) for line in wanted)
+    return operator.count("tabletune_operator_api_requests_total")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ _VIEWS: Mapping[str, Callable[[Body], View | None]] = {
 }
 MOST_GONE = 10_000
 """Objects that are gone of which the cache knows."""
-WATCHED = tuple(_VIEWS)
-"""Kinds that are watched."""
+WATCHED: Mapping[str, str] = {kind: "" if kind == names.KIND else names.DRAFT_TABLE_LABEL for kind in _VIEWS}
+"""Kinds that are watched, each with the label that its objects must have; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,24 @@ class Cache:
     def put(self, kind: str, body: Body) -> Key | None:
         """Take note of an object; return the DraftTable that it belongs to.
 
-        Older news than what is known is passed over.
+        Older news than what is known is passed over, and so is the same again: Kopf tells of each object
+        twice, and the answer to our own request comes once more as an event.
         """
         metadata = body["metadata"]
-        place = (kind, metadata["namespace"], metadata["name"])
+        uid, place = metadata["uid"], (kind, metadata["namespace"], metadata["name"])
         key = key_of(kind, body)
         version = _version(metadata.get("resourceVersion"))
         known = self._held.get(place)
-        if known is not None and known.uid == metadata.get("uid") and version < known.version:
+        if known is not None and known.uid == uid and known.version >= max(version, 1):
             return key
-        if metadata.get("uid") in self._gone:
+        if uid in self._gone:
             # The answer to our own request may come after the event of the object's end.
             return key
         view = _VIEWS[kind](body)
         self._drop(place)
         if view is None:
             return key
-        self._held[place] = _Held(version, metadata.get("uid", ""), key, view)
+        self._held[place] = _Held(version, uid, key, view)
         if key is not None:
             self._by_key[kind, key].add(place)
         if kind == names.KIND:
@@ -84,8 +85,8 @@ class Cache:
         metadata = body["metadata"]
         place = (kind, metadata["namespace"], metadata["name"])
         known = self._held.get(place)
-        self._bury(str(metadata.get("uid", "")))
-        if known is not None and known.uid in (metadata.get("uid"), ""):
+        self._bury(metadata["uid"])
+        if known is not None and known.uid == metadata["uid"]:
             self._drop(place)
         return key_of(kind, body)
 

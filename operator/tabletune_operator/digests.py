@@ -43,33 +43,31 @@ def digest(content: object) -> str:
 
 def profile(spec: Spec, requested_at: str) -> str:
     """Return the digest of what is measured; ``requested_at`` is the annotation's value, or empty."""
-    return digest(
-        {
-            "model": _plain(spec.model),
-            "drafter": _plain(spec.drafter),
-            "engine": _plain(spec.engine, _NOT_MEASURED_OF_ENGINE),
-            "profile": _plain(spec.profile, _NOT_MEASURED),
-            "requestedAt": requested_at,
-        }
-    )
+    return _inputs(spec, requested_at, _NOT_MEASURED_OF_ENGINE, _NOT_MEASURED)
 
 
 def job(spec: Spec, requested_at: str) -> str:
     """Return the digest of all that the Job is made from."""
-    return digest(
-        {
-            "model": _plain(spec.model),
-            "drafter": _plain(spec.drafter),
-            "engine": _plain(spec.engine),
-            "profile": _plain(spec.profile),
-            "requestedAt": requested_at,
-        }
-    )
+    return _inputs(spec, requested_at)
 
 
 def content(data: Mapping[str, str]) -> str:
     """Return the digest of a ConfigMap's ``data``."""
     return digest(dict(data))
+
+
+def _inputs(
+    spec: Spec, requested_at: str, but_of_engine: tuple[str, ...] = (), but_of_profile: tuple[str, ...] = ()
+) -> str:
+    return digest(
+        {
+            "model": _plain(spec.model),
+            "drafter": _plain(spec.drafter),
+            "engine": _plain(spec.engine, but_of_engine),
+            "profile": _plain(spec.profile, but_of_profile),
+            "requestedAt": requested_at,
+        }
+    )
 
 
 def _plain(model: Any, excluded: tuple[str, ...] = ()) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tabletune.api import names, reasons
 from tabletune_operator import jobs
@@ -73,7 +73,12 @@ def diagnose(job: Job, pods: Sequence[Pod], creation_failures: Sequence[str] = (
     ``pods`` are its own; ``creation_failures`` are messages of its controller's FailedCreate Events, newest
     first, which matter as long as there is no pod.
     """
-    newest = sorted(pods, key=lambda pod: (pod.created, pod.name))
+    found = _diagnose(job, sorted(pods, key=lambda pod: pod.seniority), creation_failures)
+    return replace(found, message=_cut(found.message))
+
+
+def _diagnose(job: Job, newest: Sequence[Pod], creation_failures: Sequence[str]) -> Diagnosis:
+    """Return the diagnosis, its message however long; ``newest`` are the pods, the newest last."""
     if job.failure_reason:
         return _failed(job, newest)
     current = [pod for pod in newest if pod.phase in ("Pending", "Running") and not pod.deleting]
@@ -94,16 +99,14 @@ def _failed(job: Job, pods: Sequence[Pod]) -> Diagnosis:
     if job.failure_reason == "DeadlineExceeded":
         return Diagnosis(
             reasons.DEADLINE_EXCEEDED,
-            _cut(
-                f"Job {job.name} was ended after spec.profile.activeDeadlineSeconds."
-                f"{_what_held(pods)} Raise it, or profile fewer batch sizes.{again}"
-            ),
+            f"Job {job.name} was ended after spec.profile.activeDeadlineSeconds."
+            f"{_what_held(pods)} Raise it, or profile fewer batch sizes.{again}",
             failed=True,
         )
     ended = [pod for pod in pods if pod.phase == "Failed" or pod.ended is not None]
     if not ended:
         told = job.failure_message or job.failure_reason
-        return Diagnosis(reasons.PROFILE_FAILED, _cut(f"Job {job.name} failed: {told}.{again}"), failed=True)
+        return Diagnosis(reasons.PROFILE_FAILED, f"Job {job.name} failed: {told}.{again}", failed=True)
     reason, text = _end(ended[-1])
     attempts = f" after {job.failed} attempts" if job.failed > 1 else ""
     return Diagnosis(reason, _cut(f"Failed{attempts}: {text}", again), failed=True)
@@ -146,33 +149,25 @@ def _current(pod: Pod, pods: Sequence[Pod]) -> Diagnosis:
     retry = _retry(pods)
     if pod.unschedulable:
         told = pod.unschedulable.rstrip(".")
-        return Diagnosis(reasons.UNSCHEDULABLE, _cut(f"No node takes pod {pod.name}: {told}.{retry}"))
+        return Diagnosis(reasons.UNSCHEDULABLE, f"No node takes pod {pod.name}: {told}.{retry}")
+    held = f"Pod {pod.name} on node {pod.node}: {pod.waiting_reason}: {pod.waiting_message}{retry}"
     if pod.waiting_reason in IMAGE_REASONS:
-        return Diagnosis(
-            reasons.IMAGE_PULL_FAILED,
-            _cut(f"Pod {pod.name} on node {pod.node}: {pod.waiting_reason}: {pod.waiting_message}{retry}"),
-        )
+        return Diagnosis(reasons.IMAGE_PULL_FAILED, held)
     if pod.waiting_reason in CREATION_REASONS:
-        return Diagnosis(
-            reasons.CONTAINER_NOT_CREATED,
-            _cut(f"Pod {pod.name} on node {pod.node}: {pod.waiting_reason}: {pod.waiting_message}{retry}"),
-        )
+        return Diagnosis(reasons.CONTAINER_NOT_CREATED, held)
     if pod.running:
-        return Diagnosis(
-            reasons.PROFILE_RUNNING, _cut(f"Pod {pod.name} measures on node {pod.node}.{retry}"), running=True
-        )
+        told = f"Pod {pod.name} measures on node {pod.node}.{retry}"
+        return Diagnosis(reasons.PROFILE_RUNNING, told, running=True)
     where = f" on node {pod.node}" if pod.node else ""
     doing = f" ({pod.waiting_reason})" if pod.waiting_reason else ""
-    return Diagnosis(reasons.PROFILE_STARTING, _cut(f"Pod {pod.name} starts{where}{doing}.{retry}"))
+    return Diagnosis(reasons.PROFILE_STARTING, f"Pod {pod.name} starts{where}{doing}.{retry}")
 
 
 def _not_created(job: Job, message: str) -> Diagnosis:
     if "exceeded quota" in message or "must specify" in message or "failed quota" in message:
-        return Diagnosis(
-            reasons.QUOTA_EXCEEDED,
-            _cut(f"A ResourceQuota refuses the pod of Job {job.name}: {message}"),
-        )
-    return Diagnosis(reasons.POD_REFUSED, _cut(f"The pod of Job {job.name} is refused: {message}"))
+        told = f"A ResourceQuota refuses the pod of Job {job.name}: {message}"
+        return Diagnosis(reasons.QUOTA_EXCEEDED, told)
+    return Diagnosis(reasons.POD_REFUSED, f"The pod of Job {job.name} is refused: {message}")
 
 
 def _retry(pods: Sequence[Pod]) -> str:

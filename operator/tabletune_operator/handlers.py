@@ -42,8 +42,7 @@ def registry(cache: Cache, queue: Queue, seen: Callable[[], None]) -> kopf.Opera
 def _route(
     handlers: kopf.OperatorRegistry, kind: str, cache: Cache, queue: Queue, seen: Callable[[], None]
 ) -> None:
-    found = kinds.KINDS[kind]
-    where = (found.group, found.version, found.plural) if found.group else (found.version, found.plural)
+    where = _place(kind)
 
     @kopf.index(*where, id=f"{kind}-cache", registry=handlers)
     async def remember(body: kopf.Body, **_: Any) -> None:
@@ -58,11 +57,16 @@ def _route(
         key = note(kind, dict(body))
         if key is not None:
             queue.add(key)
-        if kind == names.KIND and key is not None:
+        if key is not None and kind == names.KIND and type == "DELETED":
             # One that waits for its ConfigMap, or its pods, may have its turn now.
             for other in cache.tables(key[0]):
-                if type == "DELETED" and other.key != key:
-                    queue.add(other.key)
+                queue.add(other.key)
+
+
+def _place(kind: str) -> tuple[str, str] | tuple[str, str, str]:
+    """Return where ``kind`` stands in the API, as Kopf wants it."""
+    found = kinds.KINDS[kind]
+    return (found.group, found.version, found.plural) if found.group else (found.version, found.plural)
 
 
 def operator_settings() -> kopf.OperatorSettings:
@@ -72,11 +76,9 @@ def operator_settings() -> kopf.OperatorSettings:
     chosen.watching.client_timeout = SERVER_TIMEOUT_SECONDS + 10
     chosen.watching.connect_timeout = 10
     chosen.watching.chunk_size = CHUNK
-    for kind in WATCHED:
-        found = kinds.KINDS[kind]
-        if kind != names.KIND:
-            key = (found.group, found.version, found.plural) if found.group else (found.version, found.plural)
-            chosen.watching.label_selectors[key] = names.DRAFT_TABLE_LABEL
+    for kind, label in WATCHED.items():
+        if label:
+            chosen.watching.label_selectors[_place(kind)] = label
     # Nothing of Kopf's is written into our objects; were a handler to need it, it would be in the status.
     chosen.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf")
     chosen.persistence.diffbase_storage = kopf.StatusDiffBaseStorage(field="status.kopf.seen")

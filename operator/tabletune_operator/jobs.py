@@ -64,8 +64,8 @@ def speculative_config(spec: Spec) -> dict[str, Any]:
     return config | {"num_speculative_tokens": max(drafter.draft_lengths)}
 
 
-def job(spec: Spec, owner: Owner, job_digest: str, profile_digest: str) -> dict[str, Any]:
-    """Return the Job; its digests name it and say what it measures."""
+def job(spec: Spec, owner: Owner, job_name: str, profile_digest: str) -> dict[str, Any]:
+    """Return the Job called ``job_name``, as its report is; ``profile_digest`` says what it measures."""
     profile = spec.profile
     labels = {**profile.labels, **owner.labels}
     annotations = {**profile.annotations, names.PROFILE_DIGEST_ANNOTATION: profile_digest}
@@ -74,14 +74,14 @@ def job(spec: Spec, owner: Owner, job_digest: str, profile_digest: str) -> dict[
         job_labels[names.QUEUE_LABEL] = profile.queue_name
     template = {
         "metadata": {"labels": labels, "annotations": annotations},
-        "spec": _pod_spec(spec, owner, name(owner, job_digest)),
+        "spec": _pod_spec(spec, owner, job_name),
     }
     if profile.pod_template is not None:
         template = _keep_reporting(merging.merge(template, profile.pod_template), template)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": owner.metadata(name(owner, job_digest), job_labels, annotations),
+        "metadata": owner.metadata(job_name, job_labels, annotations),
         "spec": {
             "completions": 1,
             "parallelism": 1,
@@ -213,14 +213,14 @@ def _resources(spec: Spec) -> dict[str, Any]:
 
 
 def _mounts(spec: Spec) -> list[dict[str, Any]]:
-    mounts = [
+    mounts: list[dict[str, Any]] = [
         {"name": "tabletune-home", "mountPath": HOME},
         {"name": "tabletune-tmp", "mountPath": "/tmp"},  # noqa: S108
     ]
     if spec.engine.shared_memory is not None:
         mounts.append({"name": "tabletune-shm", "mountPath": "/dev/shm"})  # noqa: S108
     if spec.profile.prompts is not None:
-        mounts.append({"name": "tabletune-prompts", "mountPath": PROMPTS_FOLDER, "readOnly": True})  # type: ignore[dict-item]
+        mounts.append({"name": "tabletune-prompts", "mountPath": PROMPTS_FOLDER, "readOnly": True})
     own = [_plain(mount) for mount in spec.engine.volume_mounts]
     taken = {mount["mountPath"] for mount in own}
     return [mount for mount in mounts if mount["mountPath"] not in taken] + own

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from tabletune_operator import errors, metrics, observations
+from tabletune_operator import errors, metrics, times
 from tabletune_operator.requesting import Client
 
 LEASE_SECONDS = 15
@@ -28,28 +27,21 @@ class LostError(RuntimeError):
     """Another operator leads now, or the Lease could not be renewed in time."""
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What to do with a Lease."""
+def turn(
+    lease: Mapping[str, Any] | None, namespace: str, name: str, identity: str, now: datetime
+) -> Mapping[str, Any] | None:
+    """Return the Lease to write so that ``identity`` holds it at ``now``; ``None`` where it may not.
 
-    mine: bool
-    """Whether this operator may hold it now."""
-    body: Mapping[str, Any] | None = None
-    """The Lease to write, where it may."""
-
-
-def turn(lease: Mapping[str, Any] | None, namespace: str, name: str, identity: str, now: datetime) -> Turn:
-    """Return whether ``identity`` may hold ``lease`` at ``now``, ``None`` being no Lease yet.
-
-    It may where nobody does, where it does already, and where the holder has not renewed in time.
+    It may where nobody does, where it does already, and where the holder has not renewed in time. ``lease``
+    is what there is; ``None`` for no Lease yet.
     """
     spec = dict((lease or {}).get("spec") or {})
     holder = spec.get("holderIdentity") or ""
-    renewed = observations.moment(str(spec.get("renewTime") or ""))
+    renewed = times.parse(str(spec.get("renewTime") or ""))
     seconds = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
     if holder not in ("", identity) and renewed is not None and (now - renewed).total_seconds() < seconds:
-        return Turn(False)
-    moment = now.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        return None
+    moment = times.text_of(now, "microseconds")
     taken = {
         "holderIdentity": identity,
         "leaseDurationSeconds": LEASE_SECONDS,
@@ -60,10 +52,7 @@ def turn(lease: Mapping[str, Any] | None, namespace: str, name: str, identity: s
     metadata: dict[str, Any] = {"name": name, "namespace": namespace}
     if lease is not None:
         metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
-    return Turn(
-        True,
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": taken},
-    )
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": taken}
 
 
 class Leader:
@@ -120,9 +109,9 @@ class Leader:
         try:
             found = await self._client.get("Lease", self._namespace, self._name)
             mine = turn(found, self._namespace, self._name, self._identity, self._now())
-            if not mine.mine or mine.body is None:
+            if mine is None:
                 return False
-            await (self._client.create(mine.body) if found is None else self._client.replace(mine.body))
+            await (self._client.create(mine) if found is None else self._client.replace(mine))
         except errors.ConflictError:
             return None
         except errors.ApiError as error:

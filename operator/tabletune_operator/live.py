@@ -7,7 +7,7 @@ over. Only what must outlast a restart (the guard's baseline) is written into th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tabletune.documents import Document
@@ -48,7 +48,7 @@ class Seen:
     decision: str | None = None
     last_seen: str = ""
     attention: tuple[Mapping[str, Any], ...] = ()
-    """Pods that are not as they should be, as the status shows them."""
+    """Pods that are not as they should be, as the status shows them and no more than it may name."""
     drifted: tuple[str, ...] = ()
     """Differences between pods and profile, each once."""
     conflicts: tuple[str, ...] = ()
@@ -56,5 +56,5 @@ class Seen:
     guard: Mapping[str, Any] | None = None
     correction: Correction | None = None
     rollback: Rollback | None = None
-    generation: int = field(default=0)
+    generation: int = 0
     """Generation that the pods were compared with."""

@@ -41,7 +41,7 @@ from tabletune_operator.surveying import Surveyor
 CRD_SECONDS = 2.0
 """Time between two looks for the CRD."""
 COUNT_SECONDS = 5.0
-"""Time between two counts of the DraftTables by phase."""
+"""Time between two counts of the DraftTables by phase, and of their serving pods by state."""
 GRACE_SECONDS = 10.0
 """Time that a look under way gets at the end."""
 
@@ -176,11 +176,16 @@ class Operator:
                     logger.warning("The API server does not answer yet: %s", error)
 
     async def _count(self) -> None:
-        """Count DraftTables by phase, for ever."""
+        """Count DraftTables by phase and their serving pods by state, for ever."""
         while True:
             phases = [str(table.status.get("phase") or Phase.PENDING) for table in self._cache.tables()]
             for phase in Phase:
                 metrics.TABLES.labels(phase=phase.value).set(phases.count(phase.value))
+            seen = self._lives.values()
+            metrics.PODS.labels(state="upToDate").set(sum(one.up_to_date for one in seen))
+            metrics.PODS.labels(state="unreachable").set(sum(one.unreachable for one in seen))
+            metrics.PODS.labels(state="inactive").set(sum(one.inactive for one in seen))
+            metrics.PODS.labels(state="all").set(sum(one.pods for one in seen))
             await asyncio.sleep(COUNT_SECONDS)
 
 

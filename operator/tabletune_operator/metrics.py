@@ -8,7 +8,7 @@ REGISTRY = CollectorRegistry()
 
 RECONCILES = Counter(
     "tabletune_operator_reconciles",
-    "Looks at a DraftTable, by how they ended: done, conflict, unavailable, refused, failed.",
+    "Looks at a DraftTable, by how they ended: done, conflict, unavailable, refused, gone, failed.",
     ["result"],
     registry=REGISTRY,
 )

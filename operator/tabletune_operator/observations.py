@@ -1,6 +1,6 @@
 """What is seen of a cluster, as far as planning needs it: small frozen values instead of whole objects.
 
-The Kopf indices hold these for every object that the operator watches. Whole bodies of hundreds of Jobs,
+The cache holds these for every object that the operator watches. Whole bodies of hundreds of Jobs,
 pods and ConfigMaps with documents in them would fill the memory, and planning would have to know where each
 field stands in somebody else's API. Whatever an object lacks, or holds of the wrong kind, becomes an empty
 value here.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from tabletune import rendering
@@ -164,6 +163,11 @@ class Pod:
     ended: Ended | None
     deleting: bool
 
+    @property
+    def seniority(self) -> tuple[str, str]:
+        """Orders a Job's pods by age; names decide between those of one second."""
+        return self.created, self.name
+
 
 def draft_table(body: Body) -> DraftTable:
     """Return what is seen of a DraftTable."""
@@ -295,14 +299,6 @@ def pod(body: Body) -> Pod:
     )
 
 
-def moment(text: str) -> datetime | None:
-    """Return the time that Kubernetes writes as ``text``; ``None`` for what is none."""
-    try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-
-
 def _progress(text: object) -> Mapping[str, Any]:
     if not isinstance(text, str) or len(text) > MAX_PROGRESS_CHARACTERS:
         return {}
@@ -316,8 +312,8 @@ def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _number(value: object) -> int:
+def _number(value: Any) -> int:
     try:
-        return int(value)  # type: ignore[call-overload, no-any-return]
+        return int(value)
     except (TypeError, ValueError):
         return 0

@@ -14,12 +14,12 @@ Rules, in their order:
    is still in the history need no new one. Otherwise there is one Job, named after its inputs; every other
    unfinished one is superseded. A Job that failed is not tried again until its inputs change.
 6. Acceptance: the report of a completed Job becomes a generation once it is valid. Until then the old one
-serves.
+   serves.
 7. Rollback: ``spec.table.rollbackTo`` and the guard repeat an older generation as a new one, since pods never
    go back by number. While one holds, nothing is corrected.
 8. Correction: what live traffic proposes becomes a generation, if it was computed from the one in force.
 9. Settings: a table that comes out otherwise under the spec's table settings becomes a generation; no
-profile.
+   profile.
 10. Serving: the mounted ConfigMap is the newest generation's copy, and is written again where it is not.
 11. History: more than ``historyLimit`` entries are deleted, the oldest first; never the one rolled back to.
 """
@@ -27,16 +27,27 @@ profile.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from tabletune import assembling
 from tabletune.api import drafttables, names, reasons
 from tabletune.api.drafttables import DriftPolicy, ServingMode, Spec, SpecError
+from tabletune.api.reasons import Condition
 from tabletune.documents import Control, Document, Mode, Source
 from tabletune.rendering import RenderingError
-from tabletune_operator import access, configmaps, digests, failures, jobs, live, statuses
+from tabletune_operator import (
+    access,
+    conditions,
+    configmaps,
+    digests,
+    failures,
+    jobs,
+    live,
+    statuses,
+    times,
+)
 from tabletune_operator.actions import Action, Annotate, Apply, Create, Delete, Happened
 from tabletune_operator.conditions import FALSE, TRUE, UNKNOWN, Said
 from tabletune_operator.configmaps import Origin
@@ -53,6 +64,11 @@ REFUSED_SECONDS = 60.0
 
 BY_SPEC, BY_GUARD, BY_REUSE = "spec", "guard", "reuse"
 """Who repeated an older generation."""
+
+_PROGRESS = ("phase", "progress", "remainingSeconds")
+"""Keys of the status' profile that say how far the pod is."""
+_ATTEMPT = (*_PROGRESS, "pod", "node", "attempt", "failedJob")
+"""Those that say it of the Job."""
 
 
 @dataclass(frozen=True)
@@ -134,32 +150,26 @@ def control(spec: Spec) -> Control:
     )
 
 
-def text_of(now: datetime) -> str:
-    """Return a time as Kubernetes writes it."""
-    return now.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-@dataclass
 class _Planner:
-    seen: Observed
-    fetched: Mapping[Need, Any]
-    refused: Mapping[str, str]
-    now: datetime
-    actions: list[Action] = field(default_factory=list)
-    again: list[float] = field(default_factory=list)
-    newest: Entry | None = None
-    document: Document | None = None
-    """The newest entry's document, where it was read or made."""
-
-    def __post_init__(self) -> None:
-        table = self.seen.table
+    def __init__(
+        self, seen: Observed, fetched: Mapping[Need, Any], refused: Mapping[str, str], now: datetime
+    ) -> None:
+        self.seen, self.fetched, self.refused, self.now = seen, fetched, refused, now
+        self.actions: list[Action] = []
+        self.again: list[float] = []
+        table = seen.table
         self.before = table.status
         self.owner = table.owner
+        # A DraftTable of the same name that is gone may have left some; they are the garbage collector's.
+        self.jobs = [job for job in seen.jobs if job.owner == table.uid]
+        self.reports = [report for report in seen.reports if report.owner == table.uid]
         self.entries = sorted(
-            (entry for entry in self.seen.entries if entry.owner == table.uid),
+            (entry for entry in seen.entries if entry.owner == table.uid),
             key=lambda entry: entry.generation,
         )
         self.newest = self.entries[-1] if self.entries else None
+        self.document: Document | None = None
+        """The newest entry's document, where it was read or made."""
         self.story = statuses.Story(generation=table.generation, config_map=table.config_map_name)
         self.story.profile = dict(table.status.get("profile") or {})
 
@@ -180,17 +190,15 @@ class _Planner:
                 in_force=False,
             )
         self.served = self._served()
-        if self.served is not None and not self._is_own(self.served):
-            if not self._may_adopt(self.served):
+        if self.served is not None:
+            if not self._is_own(self.served) and not self._may_adopt(self.served):
                 return self._finish(
                     reasons.CONFIG_MAP_NOT_OWNED,
                     f"ConfigMap {self.served.name} is there already and is not this DraftTable's. Choose"
-                    f" another"
-                    " spec.table.configMapName, delete it, or set spec.table.adopt: true to take it over.",
+                    " another spec.table.configMapName, delete it, or set spec.table.adopt: true to take it"
+                    " over.",
                     in_force=False,
                 )
-            self._adopt(self.served)
-        elif self.served is not None and self.newest is None:
             self._adopt(self.served)
         self._profile()
         self._roll_back()
@@ -243,13 +251,10 @@ class _Planner:
 
     def _keep_profiled(self) -> None:
         """Start from what the status says of the profile: it holds until something else is seen."""
-        for condition in self.before.get("conditions") or ():
-            if condition.get("type") == "Profiled":
-                self.story.profiled = Said(
-                    str(condition.get("status")),
-                    str(condition.get("reason")),
-                    str(condition.get("message", "")),
-                )
+        if last := self._last(Condition.PROFILED):
+            self.story.profiled = Said(
+                str(last.get("status")), str(last.get("reason")), str(last.get("message", ""))
+            )
 
     def _profile(self) -> None:
         table, story = self.seen.table, self.story
@@ -279,9 +284,7 @@ class _Planner:
     def _profile_done(self) -> None:
         self.story.due = False
         self._supersede(keep="")
-        profile = self.story.profile
-        for key in ("phase", "progress", "remainingSeconds", "pod", "node", "attempt", "failedJob"):
-            profile.pop(key, None)
+        self._leave_out(*_ATTEMPT)
         if self.story.profiled.reason != reasons.PROFILE_SUCCEEDED or self.story.profiled.status != TRUE:
             generation = self.newest.generation if self.newest else 0
             told = f"Generation {generation} was measured with what the spec says."
@@ -307,18 +310,17 @@ class _Planner:
         """Delete Jobs that measure what nobody asks for any more, and reports that nobody reads."""
         if self.paused:
             return
-        for job in self.seen.jobs:
-            own = job.owner == self.seen.table.uid
-            if own and job.name != keep and not job.finished and not job.deleting:
+        for job in self.jobs:
+            if job.name != keep and not job.finished and not job.deleting:
                 self.actions.append(Delete("Job", job.name))
-        for report in self.seen.reports:
-            if report.owner == self.seen.table.uid and report.name != keep:
+        for report in self.reports:
+            if report.name != keep:
                 self.actions.append(Delete("ConfigMap", report.name))
 
     def _await_job(self, name: str, digest: str) -> None:
-        story, uid = self.story, self.seen.table.uid
-        job = next((job for job in self.seen.jobs if job.name == name and job.owner == uid), None)
-        report = next((one for one in self.seen.reports if one.name == name and one.owner == uid), None)
+        story = self.story
+        job = next((job for job in self.jobs if job.name == name), None)
+        report = next((report for report in self.reports if report.name == name), None)
         story.profile["job"] = name
         if job is not None:
             story.profile["startedAt"] = job.started or None
@@ -335,8 +337,7 @@ class _Planner:
                 name,
                 reasons.REPORT_FAILED,
                 f"Job {name} ended well and left no document in ConfigMap {name}. Operator and engine.image"
-                f" may"
-                " be of different TableTune releases."
+                " may be of different TableTune releases."
                 f" To try again, annotate with {names.REPROFILE_ANNOTATION}=TIME.",
             )
         else:
@@ -358,21 +359,10 @@ class _Planner:
             )
             self.again.append(REFUSED_SECONDS)
             return
-        for key in (
-            "phase",
-            "progress",
-            "remainingSeconds",
-            "pod",
-            "node",
-            "attempt",
-            "failedJob",
-            "startedAt",
-        ):
-            story.profile.pop(key, None)
+        self._leave_out(*_ATTEMPT, "startedAt")
         self.actions += [Apply(body) for body in access.objects(self.owner, name)]
         self.actions.append(Apply(configmaps.report(self.owner, name, digest)))
-        job_digest = digests.job(self.spec, self.seen.table.requested_at)
-        self.actions.append(Create(jobs.job(self.spec, self.owner, job_digest, digest)))
+        self.actions.append(Create(jobs.job(self.spec, self.owner, name, digest)))
         story.profiled = Said(FALSE, reasons.PROFILE_STARTING, f"Job {name} is about to start.")
 
     def _follow(self, job: Job, report: Report | None) -> None:
@@ -385,15 +375,14 @@ class _Planner:
             events = self._fetch(Need("events", job.name)) or []
         found = failures.diagnose(job, pods, events)
         story.running, story.failed = found.running, found.failed
-        newest = max(pods, key=lambda pod: (pod.created, pod.name), default=None)
+        newest = max(pods, key=lambda pod: pod.seniority, default=None)
         story.profile |= {
             "attempt": job.failed + 1 if job.failed else None,
             "pod": newest.name if newest else None,
             "node": (newest.node or None) if newest else None,
             "failedJob": job.name if found.failed else None,
         }
-        for key in ("phase", "progress", "remainingSeconds"):
-            story.profile.pop(key, None)
+        self._leave_out(*_PROGRESS)
         if found.running and report is not None:
             # In fields of their own: a condition's message that moved with them would be an Event a second.
             story.profile |= _progress(report.progress)
@@ -421,12 +410,16 @@ class _Planner:
             self.story.problems.append((reasons.TABLE_NOT_COMPUTABLE, str(error)))
         self._append(document.model_copy(update={"source": Source.PROFILE}), Origin(digest, digest))
         self.story.profile |= {
-            "completedAt": text_of(self.now),
+            "completedAt": times.text_of(self.now),
             "acceptedDigest": digest,
             "fingerprint": statuses.fingerprint(document),
             "excluded": len(document.profile.excluded),
         }
         self._profile_done()
+
+    def _leave_out(self, *keys: str) -> None:
+        for key in keys:
+            self.story.profile.pop(key, None)
 
     def _fail(self, name: str, reason: str, message: str) -> None:
         self.story.failed = True
@@ -485,9 +478,9 @@ class _Planner:
         if self.paused:
             return
         number = generation if generation is not None else self._next_generation()
-        made = {"generation": number}
+        made: dict[str, Any] = {"generation": number}
         if origin.restored_from is not None:
-            made["created_at"] = self.now.replace(microsecond=0)  # type: ignore[assignment]
+            made["created_at"] = self.now.replace(microsecond=0)
         self.document = document.model_copy(update=made)
         self.actions.append(Create(configmaps.history(self.owner, self.document, origin)))
         self.newest = Entry(
@@ -499,7 +492,7 @@ class _Planner:
             accepted_digest=origin.accepted_digest,
             restored_from=origin.restored_from,
             rollback_reason=origin.rollback_reason,
-            created=text_of(self.now),
+            created=times.text_of(self.now),
         )
         self.entries = [*self.entries, self.newest]
 
@@ -591,10 +584,11 @@ class _Planner:
     def _look_at_pods(self) -> None:
         story, serving, seen = self.story, self.spec.serving, self.seen.live
         if self.newest is not None and self.newest.rollback_reason == BY_GUARD:
-            told = conditions_message(self.before, reasons.ROLLED_BACK)
+            last = self._last(Condition.DEGRADED)
+            told = last.get("message") if last.get("reason") == reasons.ROLLED_BACK else ""
             if not any(reason == reasons.ROLLED_BACK for reason, _ in story.problems):
                 default = f"The guard repeated generation {self.newest.restored_from}. Profile anew."
-                story.problems.append((reasons.ROLLED_BACK, told or default))
+                story.problems.append((reasons.ROLLED_BACK, str(told or default)))
         if serving.mode is ServingMode.OFF:
             story.serving = Said(UNKNOWN, reasons.OBSERVING_OFF, "spec.serving.mode is Off.")
             return
@@ -621,8 +615,12 @@ class _Planner:
         if self.spec.serving.drift_policy is DriftPolicy.REPROFILE and not (
             asked or self.story.due or self.paused
         ):
-            value = f"{text_of(self.now)} {mark}"
+            value = f"{times.text_of(self.now)} {mark}"
             self.actions.append(Annotate({names.REPROFILE_ANNOTATION: value}))
+
+    def _last(self, kind: Condition) -> Mapping[str, Any]:
+        """Return what the status says of one condition; empty where it says nothing."""
+        return conditions.find(self.before.get("conditions") or (), kind)
 
     def _fetch(self, need: Need) -> Any:
         if need not in self.fetched:
@@ -644,7 +642,7 @@ class _Planner:
             if self.document is not None and "fingerprint" not in story.profile:
                 story.profile["fingerprint"] = statuses.fingerprint(self.document)
         story.history = [entry.generation for entry in self.entries]
-        status, events = statuses.tell(story, self.before, text_of(self.now))
+        status, events = statuses.tell(story, self.before, times.text_of(self.now))
         return Plan(
             actions=tuple(self.actions),
             status=status,
@@ -654,15 +652,9 @@ class _Planner:
         )
 
 
-def conditions_message(status: Mapping[str, Any], reason: str) -> str:
-    """Return the message of the condition whose reason is ``reason``; empty without one."""
-    found = [one for one in status.get("conditions") or () if one.get("reason") == reason]
-    return str(found[0].get("message", "")) if found else ""
-
-
 def _check(spec: Spec) -> None:
     """Raise :class:`SpecError` for what the API server cannot see."""
-    taken = sorted(set(spec.drafter.config) & {*drafttables.RESERVED_DRAFTER_KEYS, "revision"})
+    taken = sorted(set(spec.drafter.config) & set(drafttables.RESERVED_DRAFTER_KEYS))
     if taken:
         raise SpecError(
             [

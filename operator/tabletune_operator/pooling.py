@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from tabletune import assembling, controlling, estimating, tables
-from tabletune.documents import Acceptance, Document, DocumentError, Source, validate_as
+from tabletune.documents import Acceptance, Document, Source, validate_as
 from tabletune_operator import live
 from tabletune_operator.expositions import Reading, middle
 
@@ -141,7 +141,7 @@ def correction(document: Document, outcome: controlling.Outcome, now: datetime) 
         )
         made = corrected.model_copy(update={"table": table})
         made = validate_as(Document, made.model_dump(mode="json", by_alias=True))
-    except (*assembling.NOT_COMPUTABLE, DocumentError, ValueError):
+    except (*assembling.NOT_COMPUTABLE, ValueError):
         return None
     gains = ", ".join(_told(change) for change in decision.changes[:5])
     told = f"Over {decision.drafts:,.0f} live drafts, batch sizes {gains} are predicted to gain."

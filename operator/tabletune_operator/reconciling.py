@@ -15,7 +15,7 @@ from typing import Any
 from tabletune.api import reasons
 from tabletune.api.reasons import Condition
 from tabletune.documents import DocumentError
-from tabletune_operator import applying, configmaps, errors, live, metrics, observations, planning
+from tabletune_operator import applying, configmaps, errors, live, metrics, observations, planning, times
 from tabletune_operator.caching import Cache
 from tabletune_operator.observations import Entry, Job, Key, Pod, Report, Served
 from tabletune_operator.planning import Need, Observed, Plan
@@ -91,7 +91,7 @@ class Reconciler:
                 self._refused[name] = (time.monotonic(), refused.message)
                 metrics.RECONCILES.labels(result="refused").inc()
                 return await self._plan_and_act(self._observe(table.key))
-        now = planning.text_of(self._now())
+        now = times.text_of(self._now())
         for happened in plan.events:
             level = logging.WARNING if happened.warning else logging.INFO
             logger.log(level, "%s/%s: %s: %s", *table.key, happened.reason, happened.message)

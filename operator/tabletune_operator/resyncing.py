@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
-from tabletune.api import names
 from tabletune_operator import errors
 from tabletune_operator.caching import WATCHED, Cache
 from tabletune_operator.queueing import Queue
-from tabletune_operator.requesting import Client
+from tabletune_operator.requesting import Body, Client
 
 logger = logging.getLogger("tabletune.operator")
 
@@ -37,22 +36,25 @@ async def once(client: Client, cache: Cache, queue: Queue, namespaces: Sequence[
         # Taken first: what is known before the list and not in it is gone, whatever comes meanwhile.
         before = cache.known(kind)
         there = set()
-        labels = "" if kind == names.KIND else names.DRAFT_TABLE_LABEL
-        for namespace in namespaces or (None,):
-            async for body in client.list(kind, namespace, labels=labels, metadata_only=True):
-                metadata = body["metadata"]
-                there.add((metadata["namespace"], metadata["name"], metadata["uid"]))
+        async for body in _listed(client, kind, namespaces):
+            metadata = body["metadata"]
+            there.add((metadata["namespace"], metadata["name"], metadata["uid"]))
         for key in cache.forget(kind, before - there):
             queue.add(key)
-    for table in list(cache.tables()):
+    for table in cache.tables():
         queue.add(table.key)
 
 
 async def is_empty(client: Client, namespaces: Sequence[str]) -> bool:
     """Return whether there is nothing to watch, for which no event would ever come."""
     for kind in WATCHED:
-        labels = "" if kind == names.KIND else names.DRAFT_TABLE_LABEL
-        for namespace in namespaces or (None,):
-            async for _ in client.list(kind, namespace, labels=labels, metadata_only=True):
-                return False
+        async for _ in _listed(client, kind, namespaces):
+            return False
     return True
+
+
+async def _listed(client: Client, kind: str, namespaces: Sequence[str]) -> AsyncIterator[Body]:
+    """Yield what there is of a watched kind, without content."""
+    for namespace in namespaces or (None,):
+        async for body in client.list(kind, namespace, labels=WATCHED[kind], metadata_only=True):
+            yield body

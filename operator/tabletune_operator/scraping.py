@@ -7,11 +7,11 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 
@@ -104,10 +104,11 @@ def _results(data: bytes, pod_label: str) -> list[tuple[str, Sample]]:
     """Return the samples in Prometheus' answer with their pods; what is none is passed over."""
     found: list[tuple[str, Sample]] = []
     try:
-        results: Any = json.loads(data)["data"]["result"]
-        for result in results[: expositions.MAX_SAMPLES * 10]:
+        results = json.loads(data)["data"]["result"][: expositions.MAX_SAMPLES * 10]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return found
+    for result in results:
+        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, AttributeError):
             labels = {str(key): str(value) for key, value in result["metric"].items()}
             found.append((labels[pod_label], (labels["__name__"], labels, float(result["value"][1]))))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        return found
     return found

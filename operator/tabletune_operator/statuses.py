@@ -170,7 +170,7 @@ def _serving(seen: live.Seen) -> dict[str, Any]:
         "unreachable": seen.unreachable,
         "ready": f"{seen.up_to_date}/{seen.pods}",
         "drafts": seen.drafts,
-        "attention": [dict(pod) for pod in seen.attention[:20]],
+        "attention": [dict(pod) for pod in seen.attention],
     }
     optional = {
         "predictedGain": None if seen.predicted_gain is None else round(seen.predicted_gain, 4),

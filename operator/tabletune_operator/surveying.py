@@ -18,7 +18,7 @@ import aiohttp
 from tabletune.api import drafttables, names
 from tabletune.api.drafttables import MetricsSource, PodSelector, Serving, ServingMode, SpecError
 from tabletune.documents import Document, DocumentError
-from tabletune_operator import configmaps, errors, live, metrics, surveys
+from tabletune_operator import configmaps, errors, live, surveys
 from tabletune_operator.caching import Cache
 from tabletune_operator.expositions import Reading
 from tabletune_operator.observations import DraftTable, Key
@@ -54,7 +54,8 @@ class Surveyor:
         self._documents: dict[Key, Document] = {}
         self._looked: dict[Key, float] = {}
         self._told: dict[Key, float] = {}
-        self._claims: dict[str, Key] = {}
+        self._claims: dict[Key, frozenset[str]] = {}
+        """Pods that each DraftTable looks after, by uid."""
         self._busy: set[Key] = set()
         self._dice = random.Random()  # noqa: S311
 
@@ -77,6 +78,7 @@ class Surveyor:
         serving = table.spec.get("serving") or {}
         if table.deleting or not serving.get("selector") or serving.get("mode") == ServingMode.OFF.value:
             self._lives.pop(table.key, None)
+            self._claims.pop(table.key, None)
             return False
         if not table.status.get("generation"):
             return False
@@ -171,15 +173,15 @@ class Surveyor:
 
     def _unclaimed(self, table: DraftTable, pods: list[ServingPod]) -> tuple[list[ServingPod], list[str]]:
         """Return the pods that no older DraftTable selects, and the names of those that do."""
-        left, rivals = [], set()
-        for pod in pods:
-            holder = self._cache.table(self._claims.get(pod.uid, table.key))
-            if holder is not None and holder.key != table.key and holder.seniority < table.seniority:
-                rivals.add(holder.name)
-            else:
-                self._claims[pod.uid] = table.key
-                left.append(pod)
-        return left, sorted(rivals)
+        older = [
+            (other.name, self._claims.get(other.key, frozenset()))
+            for other in self._cache.tables(table.namespace)
+            if other.seniority < table.seniority
+        ]
+        left = [pod for pod in pods if not any(pod.uid in claimed for _, claimed in older)]
+        self._claims[table.key] = frozenset(pod.uid for pod in left)
+        selected = {pod.uid for pod in pods}
+        return left, [name for name, claimed in older if selected & claimed]
 
     async def _read(
         self, table: DraftTable, serving: Serving, pods: list[ServingPod]
@@ -200,14 +202,6 @@ class Surveyor:
         if before is None or _news(before) != _news(seen) or now - self._told.get(key, 0) >= TELL_SECONDS:
             self._told[key] = now
             self._queue.add(key)
-        states = {"upToDate": 0, "unreachable": 0, "inactive": 0, "all": 0}
-        for one in self._lives.values():
-            states["upToDate"] += one.up_to_date
-            states["unreachable"] += one.unreachable
-            states["inactive"] += one.inactive
-            states["all"] += one.pods
-        for state, count in states.items():
-            metrics.PODS.labels(state=state).set(count)
 
     async def _refresh(
         self,
@@ -232,13 +226,11 @@ class Surveyor:
                 return
 
     def _forget(self, known: set[Key]) -> None:
-        """Forget DraftTables that are gone, and claims of pods that nobody holds any more."""
-        gone = (set(self._memories) | set(self._looked) | set(self._lives)) - known
-        for key in gone:
-            for memory in (self._memories, self._documents, self._looked, self._told, self._lives):
+        """Forget DraftTables that are gone."""
+        kept = (self._memories, self._documents, self._looked, self._told, self._lives, self._claims)
+        for key in set().union(*kept) - known:
+            for memory in kept:
                 memory.pop(key, None)
-        if gone or len(self._claims) > 4 * MAX_PODS:
-            self._claims = {uid: key for uid, key in self._claims.items() if key in known}
 
 
 def text_of(selector: PodSelector) -> str:

@@ -7,14 +7,12 @@ rollback is here, on plain values, so a test can play weeks of traffic in a mome
 Rules:
 
 1. A pod counts as up to date where it follows the generation in force, as behind where another, as inactive
-where its
-   plugin says so, as unreachable where it could not be read.
+   where its plugin says so, as unreachable where it could not be read.
 2. Growth of its counters goes into one window with all others', of which the core's controller decides. Pods
    that are not what was profiled are told, and do not count: their acceptance and times are another engine's.
 3. Kept tokens are gathered for the generation in force, from pods that followed it at both looks.
 4. A new generation is watched against the one before it, as long as that one's rates are known. Worse
-beyond the
-   tolerance, it is to be rolled back; not worse until the window ends, it is kept.
+   beyond the tolerance, it is to be rolled back; not worse until the window ends, it is kept.
 5. Nothing is corrected while a generation is watched: two changes at once cannot be told apart.
 """
 
@@ -26,10 +24,10 @@ from datetime import datetime
 from typing import Any
 
 from tabletune import controlling, estimating
-from tabletune.api.drafttables import Serving, ServingMode
+from tabletune.api.drafttables import MAX_ATTENTION, Serving, ServingMode
 from tabletune.documents import Document
 from tabletune.tables import TableError
-from tabletune_operator import guarding, live, observations, planning, pooling
+from tabletune_operator import guarding, live, pooling, times
 from tabletune_operator.expositions import Reading
 from tabletune_operator.pooling import Growth
 from tabletune_operator.scraping import Failure
@@ -131,7 +129,7 @@ def _begin(
             guard = {
                 "generation": document.generation,
                 "before": memory.generation,
-                "since": planning.text_of(now),
+                "since": times.text_of(now),
                 "verdict": guarding.WATCHING,
                 "baseline": baseline,
             }
@@ -163,7 +161,7 @@ def _guard(
         )
         rollback = live.Rollback(int(guard["generation"]), int(guard["before"]), message)
         return told | {"verdict": guarding.ROLLED_BACK}, rollback
-    since = observations.moment(str(guard.get("since", "")))
+    since = times.parse(str(guard.get("since", "")))
     if since is None or (now - since).total_seconds() > rules.window_seconds:
         return told | {"verdict": guarding.KEPT}, None
     return told, None
@@ -203,8 +201,8 @@ def _seen(
         drafts=round(memory.drafts),
         predicted_gain=None if decision is None else decision.largest_gain,
         decision=_decision(decision, correction),
-        last_seen=planning.text_of(now),
-        attention=tuple(attention[:20]),
+        last_seen=times.text_of(now),
+        attention=tuple(attention[:MAX_ATTENTION]),
         drifted=tuple(sorted(drifted)[:MAX_DRIFTS]),
         conflicts=tuple(conflicts),
         guard=memory.guard,

@@ -14,7 +14,7 @@ import yaml
 
 from tabletune.api import drafttables, names
 
-DROPPED = frozenset({"title", "additionalProperties", "$defs"})
+DROPPED = frozenset({"title", "additionalProperties", "propertyNames", "$defs"})
 """Keywords that go. ``additionalProperties`` stays where it is a map's schema: see :func:`_convert`."""
 
 COLUMNS = (
@@ -77,8 +77,7 @@ def schema() -> dict[str, Any]:
     return {
         "type": "object",
         "description": "The draft-length table of one node pool, model and drafter: measured by a Job, kept"
-        " in a"
-        " ConfigMap that vLLM pods mount, and corrected from live traffic.",
+        " in a ConfigMap that vLLM pods mount, and corrected from live traffic.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": f"{names.API_VERSION}."},
@@ -91,8 +90,7 @@ def schema() -> dict[str, Any]:
             drafttables.rule(
                 f"self.metadata.name.size() <= {drafttables.MAX_NAME} && !self.metadata.name.contains('.')",
                 f"metadata.name must be at most {drafttables.MAX_NAME} characters without dots: Jobs and"
-                f" labels"
-                " are named after it",
+                " labels are named after it",
             )
         ],
     }
@@ -129,8 +127,6 @@ def _convert(node: Mapping[str, Any], models: Mapping[str, Any]) -> dict[str, An
             case "default":
                 if (default := _default(value, node)) is not None:
                     left[key] = default
-            case "propertyNames":
-                continue
             case _ if key not in DROPPED:
                 left[key] = value
     first = [key for key in ("type", "description", "default", "required") if key in left]

@@ -19,13 +19,23 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from tabletune.documents import MAX_BATCH_SIZE, MAX_DRAFT_LENGTH, MAX_GRID_POINTS, TABLE_KEY
+from tabletune.documents import (
+    MAX_DRAFT_LENGTH,
+    MAX_GRID_POINTS,
+    TABLE_KEY,
+    BatchSize,
+    DraftLength,
+    Share,
+)
 
 MAX_NAME = 52
 """Longest name of a DraftTable: the Job's name adds a dash and ten characters, and a pod's label holds 63."""
 
-RESERVED_DRAFTER_KEYS = ("method", "model", "num_speculative_tokens", TABLE_KEY)
-"""Keys of vLLM's speculative config that other fields of the spec set."""
+MAX_ATTENTION = 20
+"""Serving pods that the status names."""
+
+RESERVED_DRAFTER_KEYS = ("method", "model", "revision", "num_speculative_tokens", TABLE_KEY)
+"""Keys of vLLM's speculative config that other fields of the spec, or TableTune itself, set."""
 
 
 def rule(expression: str, message: str, field_path: str | None = None) -> dict[str, str]:
@@ -76,9 +86,6 @@ Quantity = Annotated[
         }
     ),
 ]
-BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)]
-DraftLength = Annotated[int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
-Share = Annotated[float, Field(ge=0, le=1)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=64)]
 Annotations = Annotated[dict[LabelKey, LongText], Field(max_length=64)]
 
@@ -240,16 +247,16 @@ class VolumeMount(ApiModel):
     """Whether it is mounted read-only."""
 
 
-_RESERVED_ARGUMENTS = {
-    "--speculative-config": "spec.drafter",
-    "-sc": "spec.drafter",
-    "--speculative_config": "spec.drafter",
-    "--config": "spec.engine.args",
-    "--model": "spec.model.name",
-    "--revision": "spec.model.revision",
-    "--tokenizer": "spec.model.tokenizer",
-}
-_RESERVED_NAMES = ", ".join(f"'{name}'" for name in _RESERVED_ARGUMENTS)
+_RESERVED_ARGUMENTS = (
+    "--speculative-config",
+    "-sc",
+    "--speculative_config",
+    "--config",
+    "--model",
+    "--revision",
+    "--tokenizer",
+)
+_RESERVED_LIST = ", ".join(f"'{name}'" for name in _RESERVED_ARGUMENTS)
 
 
 class Engine(ApiModel):
@@ -271,10 +278,9 @@ class Engine(ApiModel):
             json_schema_extra=ATOMIC
             | _rules(
                 rule(
-                    f"self.all(a, !(a.split('=')[0] in [{_RESERVED_NAMES}]))",
+                    f"self.all(a, !(a.split('=')[0] in [{_RESERVED_LIST}]))",
                     "must not have --speculative-config (set spec.drafter), --model, --revision or"
-                    " --tokenizer"
-                    " (set spec.model), nor --config (write the arguments out)",
+                    " --tokenizer (set spec.model), nor --config (write the arguments out)",
                 )
             ),
         ),
@@ -789,7 +795,9 @@ class ServingStatus(ApiModel):
     """Why the table was or was not corrected: Corrected, WithinHysteresis, TooFewDrafts."""
     last_seen: str | None = None
     """When the pods were last looked at."""
-    attention: Annotated[tuple[PodStatus, ...], Field(max_length=20, json_schema_extra=ATOMIC)] = ()
+    attention: Annotated[
+        tuple[PodStatus, ...], Field(max_length=MAX_ATTENTION, json_schema_extra=ATOMIC)
+    ] = ()
     """Pods that are not as they should be, at most 20."""
     guard: GuardStatus | None = None
     """The guard."""

@@ -5,7 +5,6 @@ Not the operator's own client, so that a fault of that one is seen and not share
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Callable
@@ -60,12 +59,14 @@ class Api:
     def close(self) -> None:
         self._pool.clear()
 
-    def raw(self, method: str, path: str, body: bytes | None = None, content: str = "") -> tuple[int, bytes]:
+    def raw(
+        self, method: str, path: str, body: bytes | None = None, content: str = "", seconds: float = 30
+    ) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
         if content:
             headers["Content-Type"] = content
         answer = self._pool.request(
-            method, self._server + path, body=body, headers=headers, timeout=urllib3.Timeout(30)
+            method, self._server + path, body=body, headers=headers, timeout=urllib3.Timeout(seconds)
         )
         return answer.status, answer.data
 
@@ -147,10 +148,3 @@ def wait(what: str, condition: Callable[[], Any], seconds: float = 20.0, pause: 
         if time.monotonic() > deadline:
             raise AssertionError(f"Not within {seconds:.0f} s: {what} (last: {found!r})")
         time.sleep(pause)
-
-
-def decoded(token: str) -> Object:
-    """Return the claims of a service account's token."""
-    payload = token.split(".")[1]
-    claims: Object = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    return claims

@@ -46,12 +46,16 @@ def test_every_node_has_a_type_and_nothing_that_kubernetes_refuses() -> None:
 
 
 def test_every_list_and_map_that_a_rule_may_walk_is_bounded() -> None:
-    open_ended = [
-        path
-        for path, schema in SCHEMA.items()
-        if path.startswith(".spec") and schema.get("type") == "array" and "maxItems" not in schema
+    spec = {path: schema for path, schema in SCHEMA.items() if path.startswith(".spec")}
+    lists = [
+        path for path, schema in spec.items() if schema.get("type") == "array" and "maxItems" not in schema
     ]
-    assert not open_ended
+    maps = [
+        path
+        for path, schema in spec.items()
+        if "additionalProperties" in schema and "maxProperties" not in schema
+    ]
+    assert (lists, maps) == ([], [])
 
 
 def test_a_field_keeps_its_own_description_over_that_of_its_type() -> None:

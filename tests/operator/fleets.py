@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tests.controlplane.clients import Api
-from tests.controlplane.planes import free_port
 
 
 class Page:
@@ -88,14 +87,15 @@ def _server(page: Page, address: str, port: int) -> ThreadingHTTPServer:
 
 
 def make_pod(api: Api, namespace: str, name: str, address: str, labels: dict[str, str]) -> None:
-    """Make a pod that is ready at ``address``; the test plays its node."""
+    """Make a pod that is ready at ``address``; the test plays its node.
+
+    It is on no node, and no scheduler looks for one: a pod on a node that does not exist is collected by the
+    controller manager within a minute.
+    """
     container = {"name": "modelserver", "image": "vllm"}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
-    spec = {"containers": [container], "nodeName": "elsewhere"}
+    spec = {"containers": [container], "schedulerName": "nobody", "automountServiceAccountToken": False}
     api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
     ready = {"type": "Ready", "status": "True"}
     status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": [ready]}
     api.merge("Pod", namespace, name, {"status": status}, "status")
-
-
-__all__ = ["Page", "free_port", "make_pod", "served"]

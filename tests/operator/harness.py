@@ -13,7 +13,6 @@ from typing import Any
 
 import kopf
 
-from tabletune.api import names
 from tabletune_operator import live
 from tabletune_operator.caching import WATCHED, Cache
 from tabletune_operator.observations import Key
@@ -21,8 +20,6 @@ from tabletune_operator.reconciling import Reconciler
 from tabletune_operator.requesting import Client
 from tests.controlplane.clients import Api, Object, wait
 from tests.controlplane.planes import Plane
-
-WRITES = ("create", "apply", "merge", "delete", "replace")
 
 
 class Killed(BaseException):
@@ -111,9 +108,8 @@ class Harness:
     @staticmethod
     async def _listed(client: Client, namespace: str) -> Cache:
         cache = Cache()
-        for kind in WATCHED:
-            labels = "" if kind == names.KIND else names.DRAFT_TABLE_LABEL
-            async for body in client.list(kind, namespace, labels=labels):
+        for kind, label in WATCHED.items():
+            async for body in client.list(kind, namespace, labels=label):
                 cache.put(kind, body)
         return cache
 

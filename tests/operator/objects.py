@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tabletune import documents
 from tabletune.documents import Document
-from tests.controlplane.clients import Api, Object
+from tabletune_operator import times
+from tests.controlplane.clients import Api, Object, wait
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "example-document.json"
 LENGTHS = (0, 1, 2, 3)
@@ -48,9 +51,37 @@ def report(api: Api, namespace: str, name: str, document: bytes | None = None, *
     api.merge("ConfigMap", namespace, name, {"data": data})
 
 
-def job_of(api: Api, namespace: str) -> Object | None:
-    """The namespace's one profiling Job that is not being deleted."""
-    jobs = [job for job in api.list("Job", namespace) if "deletionTimestamp" not in job["metadata"]]
+def finish(api: Api, namespace: str, name: str = "qwen", seconds: float = 20) -> None:
+    """Play a profile that succeeds: its report is there, and its Job was cleaned up."""
+    job = wait("the Job", lambda: job_of(api, namespace, name), seconds)["metadata"]["name"]
+    report(api, namespace, job, EXAMPLE.read_bytes())
+    api.delete("Job", namespace, job)
+    wait("the Job to be gone", lambda: api.find("Job", namespace, job) is None)
+
+
+def status_until(
+    api: Api, namespace: str, holds: Callable[[Object], object], name: str = "qwen", seconds: float = 60
+) -> Object:
+    """Wait until ``holds`` says so of a DraftTable's status; return it."""
+
+    def attempt() -> Object | None:
+        status: Object = api.get("DraftTable", namespace, name).get("status", {})
+        return status if holds(status) else None
+
+    found: Object = wait(f"the status of {name}", attempt, seconds, 0.2)
+    return found
+
+
+def outlive_second(api: Api, namespace: str, name: str) -> None:
+    """Wait until whatever is made is younger than a DraftTable: creation times have seconds."""
+    made = api.get("DraftTable", namespace, name)["metadata"]["creationTimestamp"]
+    wait("another second", lambda: times.text_of(datetime.now(UTC)) > made)
+
+
+def job_of(api: Api, namespace: str, name: str = "qwen") -> Object | None:
+    """A DraftTable's one profiling Job that is not being deleted."""
+    found = api.list("Job", namespace, f"tabletune.dev/draft-table={name}")
+    jobs = [job for job in found if "deletionTimestamp" not in job["metadata"]]
     assert len(jobs) <= 1, [job["metadata"]["name"] for job in jobs]
     return jobs[0] if jobs else None
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +17,9 @@ import yaml
 from tests.controlplane.clients import Api, ApiError, Object, wait
 from tests.controlplane.planes import Plane, free_port
 
-RBAC = Path(__file__).parents[2] / "config" / "rbac"
-HOME = "tabletune-system"
 ROOT = Path(__file__).parents[2]
+RBAC = ROOT / "config" / "rbac"
+HOME = "tabletune-system"
 
 
 def grant(api: Api, namespaces: tuple[str, ...] = ()) -> str:
@@ -90,6 +91,11 @@ class Process:
                 return error.code, ""
         except OSError:
             return 0, ""
+
+    def count(self, metric: str) -> float:
+        """The sum of a metric over its labels, or of those samples whose text begins with ``metric``."""
+        lines = self.get("/metrics")[1].splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))
 
     def kill(self) -> None:
         assert self.process is not None

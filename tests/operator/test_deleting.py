@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tabletune import documents
 from tests.controlplane.clients import Api, wait
-from tests.controlplane.planes import Plane
 from tests.operator import objects
 from tests.operator.harness import Harness
 
@@ -16,6 +14,11 @@ pytestmark = pytest.mark.cluster
 
 OWN = "app.kubernetes.io/managed-by=tabletune-operator"
 KINDS = ("ConfigMap", "Job", "ServiceAccount", "Role", "RoleBinding")
+
+
+def left(api: Api, namespace: str) -> list[str]:
+    """What is there of all that the operator makes."""
+    return [one["metadata"]["name"] for kind in KINDS for one in api.list(kind, namespace, OWN)]
 
 
 def into(phase: str, harness: Harness, api: Api, namespace: str) -> None:
@@ -26,12 +29,9 @@ def into(phase: str, harness: Harness, api: Api, namespace: str) -> None:
     api.apply(objects.draft_table(namespace, **spec))
     if phase == "unseen":
         return
-    found = harness.settle(namespace)
+    harness.settle(namespace)
     if phase in ("Ready", "superseding"):
-        job = found["status"]["profile"]["job"]
-        objects.report(api, namespace, job, documents.dump(objects.example()))
-        api.delete("Job", namespace, job)
-        wait("the Job to be gone", lambda: api.find("Job", namespace, job) is None)
+        objects.finish(api, namespace)
         harness.settle(namespace)
     if phase == "superseding":
         api.merge("DraftTable", namespace, "qwen", {"spec": {"engine": {"image": "vllm:2"}}})
@@ -39,25 +39,23 @@ def into(phase: str, harness: Harness, api: Api, namespace: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["unseen", "Pending", "Ready", "superseding", "Failed", "Paused"])
-def test_deleted_it_is_gone_with_all_it_owns(plane: Plane, api: Api, namespace: str, phase: str) -> None:
-    harness = Harness(plane, api)
+def test_deleted_it_is_gone_with_all_it_owns_without_the_operator(
+    harness: Harness, api: Api, namespace: str, phase: str
+) -> None:
     into(phase, harness, api, namespace)
+    assert not api.get("DraftTable", namespace, "qwen")["metadata"].get("finalizers")
     api.delete("DraftTable", namespace, "qwen")
     assert api.find("DraftTable", namespace, "qwen") is None
-
-    def left() -> list[str]:
-        return [one["metadata"]["name"] for kind in KINDS for one in api.list(kind, namespace, OWN)]
-
-    wait("everything to be gone", lambda: not left(), 40)
-    harness.look(namespace)
+    wait("everything to be gone", lambda: not left(api, namespace), 40)
+    assert harness.look(namespace) is None
     assert harness.requests == 0
-    assert left() == []
+    assert left(api, namespace) == []
 
 
-def test_deleted_in_the_middle_of_a_look_it_leaves_nothing(plane: Plane, api: Api, namespace: str) -> None:
-    harness = Harness(plane, api)
+def test_deleted_in_the_middle_of_a_look_it_leaves_nothing(
+    harness: Harness, api: Api, namespace: str
+) -> None:
     api.apply(objects.draft_table(namespace))
-    table = api.get("DraftTable", namespace, "qwen")
     now = harness.now
 
     def delete_first() -> Any:
@@ -68,9 +66,5 @@ def test_deleted_in_the_middle_of_a_look_it_leaves_nothing(plane: Plane, api: Ap
     harness.now = delete_first
     harness.look(namespace)
     assert api.find("DraftTable", namespace, "qwen") is None
-
-    def left() -> list[str]:
-        return [one["metadata"]["name"] for kind in KINDS for one in api.list(kind, namespace, OWN)]
-
-    wait("the orphans to be collected", lambda: not left(), 60)
-    assert table["metadata"]["uid"]
+    assert harness.requests > 1, "the look ended before it wrote anything"
+    wait("the orphans to be collected", lambda: not left(api, namespace), 60)

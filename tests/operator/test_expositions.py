@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tabletune.documents import Control
 from tabletune_operator import expositions
@@ -27,7 +28,10 @@ def test_the_plugins_own_page_is_understood(tmp_path: Path) -> None:
     snapshot = Snapshot(rig.report, rig.engine, SETTINGS, rig.tally.totals(), 0)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(PluginCollector(lambda: snapshot))
-    reading = expositions.parse(generate_latest(registry).decode())
+    page = generate_latest(registry).decode()
+    told = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    assert list(expositions.samples(page)) == [(one.name, one.labels, one.value) for one in told]
+    reading = expositions.parse(page)
     totals = rig.tally.totals()
     assert (reading.active, reading.generation) == (True, 1)
     assert tuple(reading.drafted.values()) == totals.drafted

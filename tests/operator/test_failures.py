@@ -39,13 +39,7 @@ FAILED = job(failed=1, conditions=[{"type": "Failed", "status": "True", "reason"
         (ended(137), "ProfileFailed", "SIGKILL"),
         (ended(128, "exec: tabletune: not found", "StartError"), "ContainerNotCreated", "tabletune"),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory"),
-        (
-            ended(
-                143, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]
-            ),
-            "NodeLost",
-            "node",
-        ),
+        (ended(143, conditions=[DISRUPTED]), "NodeLost", "node"),
         (pod(phase="Failed"), "ProfileFailed", "no reason was given"),
     ],
 )
@@ -97,6 +91,9 @@ def test_a_message_stays_readable_and_keeps_its_end() -> None:
     found = failures.diagnose(FAILED, [ended(4, "x" * 100_000)])
     assert len(found.message) <= failures.MAX_MESSAGE
     assert found.message.endswith("=TIME.")
+    retried = failures.diagnose(job(failed=1), [ended(128, "x" * 100_000, "StartError")])
+    assert retried.reason == "ProfileStarting"
+    assert len(retried.message) <= failures.MAX_MESSAGE
 
 
 def test_objects_that_lack_everything_are_no_fault() -> None:

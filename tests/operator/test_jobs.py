@@ -8,12 +8,13 @@ from typing import Any
 from tabletune.api import drafttables
 from tabletune_operator import access, digests, jobs
 from tabletune_operator.owners import Owner
+from tabletune_profiler.exit_codes import ExitCode
 
 OWNER = Owner("ml", "qwen", "uid-1")
 
 
 def made(**sections: Any) -> dict[str, Any]:
-    return jobs.job(spec(**sections), OWNER, "0123456789", "abcdefabcd")
+    return jobs.job(spec(**sections), OWNER, jobs.name(OWNER, "0123456789"), "abcdefabcd")
 
 
 def spec(**sections: Any) -> drafttables.Spec:
@@ -95,6 +96,12 @@ def test_bad_arguments_end_it_at_once_and_evictions_do_not_count() -> None:
     assert rules[0]["action"] == "FailJob"
     assert rules[0]["onExitCodes"]["values"] == [2, 3]
     assert rules[1]["action"] == "Ignore"
+
+
+def test_exit_codes_are_those_of_the_profiler() -> None:
+    assert jobs.BAD_INPUT_CODE == ExitCode.BAD_INPUT
+    assert jobs.NOT_SERVABLE_CODE == ExitCode.NOT_SERVABLE
+    assert jobs.ENGINE_FAILED_CODE == ExitCode.ENGINE_FAILED
 
 
 def test_volumes_secrets_and_prompts_are_the_users() -> None:

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tabletune import documents
 from tests.controlplane import fixtures
-from tests.controlplane.clients import Api, Object, wait
+from tests.controlplane.clients import Api, ApiError, wait
 from tests.controlplane.planes import Plane
 from tests.operator import objects, processes
 from tests.operator.harness import condition
 from tests.operator.processes import Process
 
 pytestmark = pytest.mark.cluster
-
-
-def status_of(api: Api, namespace: str, name: str = "qwen") -> Object:
-    found: Object = api.get("DraftTable", namespace, name).get("status", {})
-    return found
-
-
-def until(
-    api: Api, namespace: str, holds: Callable[[Object], object], name: str = "qwen", seconds: float = 30
-) -> Object:
-    def attempt() -> Object | None:
-        status = status_of(api, namespace, name)
-        return status if holds(status) else None
-
-    found: Object = wait("the status", attempt, seconds)
-    return found
-
-
-def finish(api: Api, namespace: str) -> None:
-    """Play a profile that succeeds: its report is there, and its Job was cleaned up."""
-    job = wait("the Job", lambda: objects.job_of(api, namespace))["metadata"]["name"]
-    objects.report(api, namespace, job, documents.dump(objects.example()))
-    api.delete("Job", namespace, job)
 
 
 @pytest.mark.parametrize("scope", ["namespaced", "cluster-wide"])
@@ -51,13 +27,13 @@ def test_its_roles_are_enough_and_no_call_is_forbidden(
     with Process(plane, token, tmp_path, namespaces=",".join(namespaces)) as operator:
         operator.wait_until_ready()
         api.apply(objects.draft_table(namespace))
-        finish(api, namespace)
-        until(api, namespace, lambda status: status.get("phase") == "Ready")
+        objects.finish(api, namespace)
+        objects.status_until(api, namespace, lambda status: status.get("phase") == "Ready")
         api.merge("DraftTable", namespace, "qwen", {"spec": {"engine": {"args": ["--max-num-seqs", "8"]}}})
         wait("another Job", lambda: objects.job_of(api, namespace))
         table = {"pinned": [{"first": 1, "last": 8, "draftLength": 3}], "historyLimit": 1}
         api.merge("DraftTable", namespace, "qwen", {"spec": {"table": table}})
-        until(api, namespace, lambda status: status.get("history") == [2])
+        objects.status_until(api, namespace, lambda status: status.get("history") == [2])
         metrics = operator.get("/metrics")[1]
         assert operator.get("/healthz")[0] == 200
         assert 'code="403"' not in metrics
@@ -76,7 +52,7 @@ def test_namespaced_roles_reach_no_other_namespace(plane: Plane, api: Api, names
     token = processes.grant(api, (namespace,))
     api.delete("ClusterRoleBinding", "", "tabletune-operator")
     operator = plane.as_token(token)
-    with pytest.raises(Exception, match="403"):
+    with pytest.raises(ApiError, match="403"):
         operator.list("ConfigMap", "default")
     assert operator.list("ConfigMap", namespace)
     operator.close()
@@ -89,9 +65,9 @@ def test_killed_it_goes_on_where_it_was(plane: Plane, api: Api, namespace: str, 
     api.apply(objects.draft_table(namespace))
     wait("the Job", lambda: objects.job_of(api, namespace))
     operator.kill()
-    finish(api, namespace)
+    objects.finish(api, namespace)
     with operator:
-        until(api, namespace, lambda status: status.get("phase") == "Ready")
+        objects.status_until(api, namespace, lambda status: status.get("phase") == "Ready")
 
 
 def test_of_two_one_leads_and_the_other_takes_over(
@@ -123,14 +99,15 @@ def test_through_outages_and_lost_watches_it_keeps_working(programs: dict[str, P
 
             # Away, and back with a past that watches cannot resume from; a Job vanishes unseen meanwhile.
             plane.stop_api_server(crash=True)
-            time.sleep(3)
+            unanswered = 'tabletune_operator_api_requests_total{code="0"'
+            wait("it to get no answer", lambda: operator.count(unanswered) >= 2, 60)
             assert operator.get("/healthz")[0] == 200
             plane.start_api_server()
             plane.compact()
             plane.restart_api_server()
             objects.report(api, "ml", job, documents.dump(objects.example()))
             api.delete("Job", "ml", job)
-            until(api, "ml", lambda status: status.get("phase") == "Ready", seconds=60)
+            objects.status_until(api, "ml", lambda status: status.get("phase") == "Ready")
 
             # Frozen: connections stay open and nothing answers.
             with plane.frozen_api_server():
@@ -153,7 +130,7 @@ def test_through_outages_and_lost_watches_it_keeps_working(programs: dict[str, P
             # One bad DraftTable stops no other.
             bad = objects.draft_table("ml", "bad", drafter={"method": "ngram", "config": {"model": "x"}})
             api.apply(bad)
-            found = until(api, "ml", lambda status: status.get("phase") == "Failed", "bad")
+            found = objects.status_until(api, "ml", lambda status: status.get("phase") == "Failed", "bad")
             assert condition(found, "Degraded")["reason"] == "InvalidSpec"
             assert operator.process is not None
             assert operator.process.poll() is None

@@ -18,11 +18,6 @@ from tests.operator.harness import Harness, condition
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture
-def harness(plane: Plane, api: Api) -> Harness:
-    return Harness(plane, api)
-
-
 @pytest.fixture(scope="session")
 def node(plane: Plane) -> str:
     """A node without GPUs that takes every pod of these tests."""

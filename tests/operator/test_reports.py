@@ -33,9 +33,8 @@ def account(plane: Plane, api: Api, namespace: str, folder: Path) -> dict[str, s
 
 
 def test_what_the_pod_reports_becomes_the_table(
-    plane: Plane, api: Api, namespace: str, tmp_path: Path
+    plane: Plane, harness: Harness, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    harness = Harness(plane, api)
     api.apply(objects.draft_table(namespace))
     job = harness.settle(namespace)["status"]["profile"]["job"]
     environment = account(plane, api, namespace, tmp_path / "account")
@@ -55,9 +54,8 @@ def test_what_the_pod_reports_becomes_the_table(
 
 
 def test_the_pod_may_touch_its_report_and_nothing_else(
-    plane: Plane, api: Api, namespace: str, tmp_path: Path
+    plane: Plane, harness: Harness, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    harness = Harness(plane, api)
     api.apply(objects.draft_table(namespace))
     job = harness.settle(namespace)["status"]["profile"]["job"]
     pod = plane.as_token(api.token_of(namespace, "qwen-profiler"))
@@ -81,11 +79,10 @@ def test_the_pod_may_touch_its_report_and_nothing_else(
 
 
 def test_a_report_to_another_config_map_is_told_with_the_servers_words(
-    plane: Plane, api: Api, namespace: str, tmp_path: Path
+    plane: Plane, harness: Harness, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    Harness(plane, api)
     api.apply(objects.draft_table(namespace))
-    Harness(plane, api).settle(namespace)
+    harness.settle(namespace)
     environment = account(plane, api, namespace, tmp_path / "account")
     cluster = reporting.Cluster("qwen", environment, tmp_path / "account")
     with pytest.raises(OSError, match=r"403 Forbidden: configmaps .* is forbidden"):

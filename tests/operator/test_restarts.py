@@ -8,7 +8,7 @@ import pytest
 
 from tabletune import documents
 from tests.controlplane import fixtures
-from tests.controlplane.clients import Api, Object, wait
+from tests.controlplane.clients import Api, Object
 from tests.controlplane.planes import Plane
 from tests.operator import objects
 from tests.operator.harness import Harness, Killed
@@ -70,10 +70,7 @@ def live_through(harness: Harness, api: Api, namespace: str, dice: random.Random
 
     api.apply(objects.draft_table(namespace))
     look()
-    job = wait("the Job", lambda: objects.job_of(api, namespace))["metadata"]["name"]
-    objects.report(api, namespace, job, documents.dump(objects.example()))
-    api.delete("Job", namespace, job)
-    wait("the Job to be gone", lambda: api.find("Job", namespace, job) is None)
+    objects.finish(api, namespace)
     look()
     table = {"pinned": [{"first": 1, "last": 8, "draftLength": 3}], "historyLimit": 2}
     api.merge("DraftTable", namespace, "qwen", {"spec": {"table": table}})

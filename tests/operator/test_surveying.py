@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from tabletune import documents
 from tabletune.api.drafttables import PodSelector, Prometheus
 from tabletune_operator import surveying
 from tabletune_operator.expositions import Reading
 from tabletune_operator.scraping import Failure, Scraper
 from tests.controlplane.clients import Api, Object, wait
-from tests.controlplane.planes import Plane
+from tests.controlplane.planes import Plane, free_port
 from tests.operator import fleets, objects, processes
 from tests.operator.fleets import Page
 from tests.operator.harness import condition
+from tests.operator.objects import status_until
 from tests.operator.processes import Process
 
 cluster = pytest.mark.cluster
@@ -40,25 +40,14 @@ def serving(port: int, **changes: object) -> Object:
 
 def profiled(api: Api, namespace: str, **spec: Any) -> None:
     api.apply(objects.draft_table(namespace, **spec))
-    job = wait("the Job", lambda: objects.job_of(api, namespace))["metadata"]["name"]
-    objects.report(api, namespace, job, documents.dump(objects.example()))
-    api.delete("Job", namespace, job)
-
-
-def status_until(api: Api, namespace: str, holds: object, seconds: float = 60) -> Object:
-    def attempt() -> Object | None:
-        found: Object = api.get("DraftTable", namespace, "qwen").get("status", {})
-        return found if holds(found) else None  # type: ignore[operator]
-
-    found: Object = wait("the status", attempt, seconds, 0.2)
-    return found
+    objects.finish(api, namespace)
 
 
 @cluster
 def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
     plane: Plane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    port = fleets.free_port()
+    port = free_port()
     pages = [Page(), Page()]
     token = processes.grant(api)
     with fleets.served(pages, port) as addresses, Process(plane, token, tmp_path, lease="") as operator:
@@ -112,8 +101,8 @@ def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
         operator.kill()
     with Process(plane, token, tmp_path, "later", lease="") as operator:
         operator.wait_until_ready()
-        time.sleep(3)
-        found = api.get("DraftTable", namespace, "qwen")["status"]
+        seen = found["serving"]["lastSeen"]
+        found = status_until(api, namespace, lambda status: status["serving"]["lastSeen"] != seen)
         assert (found["generation"], condition(found, "Degraded")["reason"]) == (3, "RolledBack")
         assert 'code="403"' not in operator.get("/metrics")[1]
 
@@ -122,7 +111,7 @@ def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
 def test_drift_is_reported_and_by_policy_profiled_once(
     plane: Plane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    port = fleets.free_port()
+    port = free_port()
     page = Page()
     page.extra = 'tabletune_fingerprint_differs{field="gpu",minor="no"} 1.0\n'
     token = processes.grant(api)
@@ -135,11 +124,10 @@ def test_drift_is_reported_and_by_policy_profiled_once(
         )
         assert "gpu" in condition(found, "Degraded")["message"]
         api.merge("DraftTable", namespace, "qwen", {"spec": {"serving": {"driftPolicy": "Reprofile"}}})
-        job = wait("another profile", lambda: objects.job_of(api, namespace))["metadata"]["name"]
-        objects.report(api, namespace, job, documents.dump(objects.example()))
-        api.delete("Job", namespace, job)
+        objects.finish(api, namespace)
         status_until(api, namespace, lambda status: status.get("generation") == 2)
-        time.sleep(6)
+        looks = operator.count("tabletune_operator_scrapes_total")
+        wait("more looks", lambda: operator.count("tabletune_operator_scrapes_total") >= looks + 2, 30)
         assert objects.job_of(api, namespace) is None
 
 
@@ -189,7 +177,7 @@ HOSTILE = {
 
 
 def test_hostile_pods_are_told_and_hold_nobody_up() -> None:
-    port = fleets.free_port()
+    port = free_port()
     pages = [Page() for _ in range(len(HOSTILE) + 1)]
     for page, (hostile, _) in zip(pages, HOSTILE.values(), strict=False):
         page.hostile = hostile
@@ -213,12 +201,13 @@ def test_hostile_pods_are_told_and_hold_nobody_up() -> None:
 
 
 def test_prometheus_answers_for_every_pod() -> None:
-    port = fleets.free_port()
+    port = free_port()
     page = Page()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         result = '{"metric": {"__name__": "tabletune_table_generation", "pod": "a"}, "value": [0, "7"]}'
-        body = f'{{"data": {{"result": [{result}, {{"metric": {{}}}}]}}}}'.encode()
+        # A recording rule's series has no pod, and must not hide the others'.
+        body = f'{{"data": {{"result": [{{"metric": {{}}}}, 3, {result}]}}}}'.encode()
         handler.send_response(200)
         handler.end_headers()
         handler.wfile.write(body)
@@ -253,24 +242,28 @@ def test_a_selector_is_written_as_the_api_server_reads_it() -> None:
 def test_of_two_that_select_the_same_pods_the_younger_stands_back(
     plane: Plane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
-    port = fleets.free_port()
+    port = free_port()
     token = processes.grant(api)
     with fleets.served([Page()], port) as addresses, Process(plane, token, tmp_path, lease="") as operator:
         operator.wait_until_ready()
         profiled(api, namespace, serving=serving(port, mode="Observe"))
         fleets.make_pod(api, namespace, "pod", addresses[0], {"app": "qwen"})
         status_until(api, namespace, lambda status: status.get("serving", {}).get("ready") == "1/1")
-        younger = objects.draft_table(namespace, "younger", serving=serving(port, mode="Observe"))
-        api.apply(younger)
-        label = "tabletune.dev/draft-table=younger"
-        job = wait("its Job", lambda: api.list("Job", namespace, label))[0]["metadata"]["name"]
-        objects.report(api, namespace, job, documents.dump(objects.example()))
-        api.delete("Job", namespace, job)
-
-        def conflicted() -> bool:
-            found = api.get("DraftTable", namespace, "younger").get("status", {})
-            return bool(condition(found, "Degraded").get("reason") == "PodsConflict")
-
-        wait("the conflict", conflicted, 40, 0.2)
+        objects.outlive_second(api, namespace, "qwen")
+        api.apply(objects.draft_table(namespace, "a-younger", serving=serving(port, mode="Observe")))
+        objects.finish(api, namespace, "a-younger")
+        found = status_until(
+            api,
+            namespace,
+            lambda status: condition(status, "Degraded").get("reason") == "PodsConflict",
+            "a-younger",
+        )
+        assert "DraftTable qwen, which is older" in condition(found, "Degraded")["message"]
         found = api.get("DraftTable", namespace, "qwen")["status"]
+        assert condition(found, "Degraded")["status"] == "False"
+
+        # The older one lets go of them, as the message asks: the younger one takes over.
+        selector = {"matchLabels": {"app": "other"}}
+        api.merge("DraftTable", namespace, "qwen", {"spec": {"serving": {"selector": selector}}})
+        found = status_until(api, namespace, lambda status: status["serving"]["ready"] == "1/1", "a-younger")
         assert condition(found, "Degraded")["status"] == "False"

@@ -1,7 +1,7 @@
 """Builds a real etcd and Kubernetes control plane from the Go module proxy, once, into
 ``.cache/controlplane``.
 
-The tests of the operator start these programs (``tests/controlplane/starting.py``), because a mocked API
+The tests of the operator start these programs (``tests/controlplane/planes.py``), because a mocked API
 server agrees with whatever it is told: server-side apply, CEL rules, owner references and RBAC are only
 true on the real one. No container engine and no download of programs is needed, only Go.
 

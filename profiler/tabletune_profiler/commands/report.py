@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tabletune_profiler import reporting
+from tabletune_profiler import profiling, reporting
 from tabletune_profiler.exit_codes import ExitCode, InputError
 
 LAST_LINES = 20
@@ -80,9 +80,8 @@ def _run(command: list[str], reporter: reporting.Reporter) -> int:
 
 def _repeat_log(document: Path) -> None:
     """Print the end of the engine's log: of a pod that failed, only the end of its output is kept."""
-    log = document.with_name(f"{document.name}.engine.log")
     try:
-        with log.open("rb") as file:
+        with profiling.log_path(document).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
