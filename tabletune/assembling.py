@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+import numpy as np
 from pydantic import JsonValue
 
 from tabletune import advice, costs, hazards, predictions, recommendations, tables
 from tabletune.acceptance import AcceptanceError
 from tabletune.costs import CostError
-from tabletune.documents import Acceptance, Control, Document, Fingerprint, Profile, Source
+from tabletune.documents import Acceptance, Control, Document, Fingerprint, Prediction, Profile, Source
 from tabletune.graphs import GraphSettingsError
 from tabletune.predictions import PredictionError
 from tabletune.tables import TableError
@@ -96,3 +97,33 @@ def recompute(document: Document, control: Control, created_at: datetime) -> Doc
     if computed.table != document.table:
         return computed
     return computed.model_copy(update={"generation": document.generation, "created_at": document.created_at})
+
+
+def disagreements(document: Document) -> tuple[str, ...]:
+    """Return the sections of a profile's document that are not what its own measurements make, by name.
+
+    Empty for a document that nobody edited. Another version of TableTune may compute otherwise, so a
+    section named here is a reason to look and no fault. A correction's table comes from live counts, which
+    the document does not hold; nothing can be said of it.
+
+    Raises one of :data:`NOT_COMPUTABLE` where the measurements make no table.
+    """
+    if document.source is not Source.PROFILE:
+        return ()
+    computed = recompute(document, document.control, document.created_at)
+    sections = {
+        "table": computed.table == document.table,
+        "prediction": _agree(computed.prediction, document.prediction),
+        "recommendation": computed.recommendation.kind is document.recommendation.kind
+        and computed.recommendation.draft_length == document.recommendation.draft_length,
+    }
+    return tuple(name for name, agrees in sections.items() if not agrees)
+
+
+def _agree(computed: Prediction, told: Prediction) -> bool:
+    """Return whether both say the same, up to what another processor's arithmetic may differ by."""
+    exact = ("batch_sizes", "best_length", "fixed_length")
+    return all(getattr(computed, name) == getattr(told, name) for name in exact) and all(
+        np.allclose(getattr(computed, name), getattr(told, name), rtol=1e-9)
+        for name in ("table", "best", "fixed", "off")
+    )

@@ -59,6 +59,27 @@ def test_computing_the_same_again_gives_equal_bytes() -> None:
     assert documents.dump(again) == documents.dump(document)
 
 
+def test_section_that_was_edited_disagrees_with_the_measurements() -> None:
+    document = strategies.example()
+    assert assembling.disagreements(document) == ()
+    other = strategies.example(control=documents.Control(pinned=((1, 16, 0),)))
+    changed = {
+        "table": other.table,
+        "prediction": other.prediction,
+        "recommendation": other.recommendation,
+    }
+    for section, value in changed.items():
+        assert assembling.disagreements(document.model_copy(update={section: value})) == (section,)
+
+
+def test_table_of_a_correction_is_not_held_against_the_profile() -> None:
+    other = strategies.example(control=documents.Control(pinned=((1, 16, 0),)))
+    corrected = strategies.example().model_copy(
+        update={"table": other.table, "source": documents.Source.CORRECTION}
+    )
+    assert assembling.disagreements(corrected) == ()
+
+
 def test_pinned_range_is_in_the_document() -> None:
     pinned = documents.Control(pinned=((2, 5, 0),))
     document = strategies.example(control=pinned)

@@ -512,7 +512,7 @@ def test_verdicts_are_json_for_a_program(tmp_path: Path) -> None:
     result = run("validate", "--json", EXAMPLE, path)
     assert result.exit_code == ExitCode.BAD_INPUT
     good, broken = json.loads(result.stdout)
-    assert good == {"file": str(EXAMPLE), "valid": True, "problems": []}
+    assert good == {"file": str(EXAMPLE), "valid": True, "problems": [], "disagreements": []}
     assert broken["valid"] is False
     assert {problem["path"] for problem in broken["problems"]} == {
         "acceptance.survival[0]",
@@ -522,6 +522,17 @@ def test_verdicts_are_json_for_a_program(tmp_path: Path) -> None:
 
 def test_good_documents_end_with_0() -> None:
     assert run("validate", EXAMPLE).exit_code == ExitCode.OK
+
+
+def test_table_edited_by_hand_is_named_and_no_fault(tmp_path: Path) -> None:
+    content = json.loads(EXAMPLE.read_bytes())
+    content["table"] = [[1, content["fingerprint"]["maxNumSeqs"], 0]]
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(content))
+    result = run("validate", path)
+    assert result.exit_code == ExitCode.OK
+    assert result.stdout.splitlines()[0] == f"{path}: good"
+    assert "  table: not what its own measurements make." in result.stdout
 
 
 # schema
