@@ -182,17 +182,25 @@ def group_is_gone(group: int) -> bool:
 
 
 def _members(group: int) -> list[int]:
-    """Return the running processes of a process group; one that ended and nobody waited for is none."""
+    """Return the running processes of a process group; one that ended and nobody waited for is none.
+
+    A killed process runs until its last thread has ended. Its first often ends before, while another one is
+    still giving back gigabytes of memory, and with it files and ports.
+    """
     members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # Behind the name in parentheses, which may hold anything: state, parent, process group.
-            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(its_group) == group and state not in "ZX":
-            members.append(int(stat.parent.name))
+    for process in Path("/proc").glob("[0-9]*"):
+        if any(_runs_in(group, thread) for thread in process.glob("task/[0-9]*/stat")):
+            members.append(int(process.name))
     return members
+
+
+def _runs_in(group: int, stat: Path) -> bool:
+    try:
+        # Behind the name in parentheses, which may hold anything: state, parent, process group.
+        state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(its_group) == group and state not in "ZX"
 
 
 def _command_line(pid: int) -> str:

@@ -7,12 +7,11 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tabletune import documents
 from tabletune.documents import Control, Document, Fingerprint
 from tabletune_plugin.engine import versions
+from tests import ports
 from tests.engine import profiles
 from tests.plugin import engines
 
@@ -52,14 +52,6 @@ SERVE = (
 )
 
 Labels = tuple[tuple[str, str], ...]
-
-
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def name_as_vllm(folder: Path, version: str) -> str:
@@ -128,7 +120,7 @@ class Server:
         version: str = f"{versions.installed()}+cpu",
         **variables: str,
     ) -> None:
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port = ports.free_port(), ports.free_port()
         self.model = str(model)
         self.log = log
         speculation = ("--speculative-config", json.dumps(speculative)) if speculative is not None else ()
@@ -189,12 +181,13 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End all its processes at once, as a container's kill does."""
+        """End all its processes at once, as a container's kill does; its ports are free afterwards."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         assert profiles.group_is_gone(self._process.pid)
+        ports.wait_until_free(self.port, self.metrics_port)
 
     @property
     def running(self) -> bool:
@@ -354,14 +347,3 @@ def document(
         survival=survival,
         spread_ms=1.0,
     )
-
-
-@contextlib.contextmanager
-def listening(port: int) -> Iterator[None]:
-    """Hold a port, for IPv4 and IPv6."""
-    with socket.socket(socket.AF_INET6) as taken:
-        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("", port))
-        taken.listen()
-        yield

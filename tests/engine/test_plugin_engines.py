@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tabletune import documents
+from tests import ports
 from tests.engine import profiles, servers
 from tests.engine.servers import MAX_NUM_SEQS, Load, Mount, Server
 
@@ -110,7 +111,7 @@ def test_engine_in_the_callers_own_process_is_followed(
     model_folder: Path, mount: Mount, tmp_path: Path
 ) -> None:
     # Without vLLM's multiprocessing, engine core, worker and front end are one process.
-    port = servers.free_port()
+    port = ports.free_port()
     script = f"""
 import json, urllib.request
 from vllm import LLM, SamplingParams

@@ -17,6 +17,7 @@ import pytest
 
 from tabletune import documents
 from tabletune.documents import Document
+from tests import ports
 from tests.engine import servers
 from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Mount, Server
 
@@ -343,7 +344,7 @@ def test_killed_server_starts_again_with_the_table_in_force_and_a_busy_port_late
 ) -> None:
     server.kill()
     mount.write(servers.document(_fingerprint_of(mount), (2, 1, 0, 0)))
-    with servers.listening(server.metrics_port):
+    with ports.listening(server.metrics_port):
         server.start()
         assert server.complete(PROMPTS[0])
         assert "cannot serve metrics on port" in server.told()

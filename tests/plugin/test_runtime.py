@@ -15,7 +15,8 @@ from tabletune_plugin import runtime, settings, states
 from tabletune_plugin.controller import Controller
 from tabletune_plugin.runtime import Runtime
 from tests.plugin import engines
-from tests.plugin.test_serving import free_port, get, wait_for, wait_until
+from tests.plugin.test_serving import get, wait_for, wait_until
+from tests.ports import free_port
 
 Start = Callable[..., Runtime]
 

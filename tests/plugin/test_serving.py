@@ -20,15 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tabletune_plugin import serving, settings, states
 from tabletune_plugin.metrics import Snapshot
 from tabletune_plugin.serving import Server
+from tests import ports
 
 SETTINGS, _ = settings.read({"TABLETUNE_TABLE": "/t.json"})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def snapshot(reason: str = states.NO_DOCUMENT) -> Snapshot:
@@ -84,7 +78,7 @@ def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
 
 @pytest.fixture
 def port() -> int:
-    return free_port()
+    return ports.free_port()
 
 
 def test_metrics_are_what_prometheus_parses(port: int) -> None:
@@ -181,10 +175,7 @@ def test_busy_port_is_told_once_and_taken_when_it_is_free(
 
     monkeypatch.setattr(Server, "_complain", count)
     monkeypatch.setattr(serving, "RETRY_SECONDS", 0.05)
-    with socket.socket(socket.AF_INET6) as taken:
-        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        taken.bind(("", port))
-        taken.listen()
+    with ports.listening(port):
         server = Server(port, snapshot)
         server.start()
         wait_until(lambda: len(tries) > 3)
@@ -208,10 +199,7 @@ def test_port_is_free_after_stop(port: int) -> None:
 
 
 def test_server_that_waits_for_a_port_stops_at_once(port: int, caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket(socket.AF_INET6) as taken:
-        taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        taken.bind(("", port))
-        taken.listen()
+    with ports.listening(port):
         server = Server(port, snapshot)
         server.start()
         wait_until(lambda: f"port {port}" in caplog.text)
