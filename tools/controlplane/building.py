@@ -1,4 +1,4 @@
-"""Builds a real etcd and Kubernetes control plane from the Go module proxy, once, into
+"""Builds a real etcd, Kubernetes control plane and Helm from the Go module proxy, once, into
 ``.cache/controlplane``.
 
 The tests of the operator start these programs (``tests/controlplane/planes.py``), because a mocked API
@@ -20,7 +20,8 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -28,7 +29,16 @@ FOLDER = HERE.parents[1] / ".cache" / "controlplane"
 """Where the programs lie."""
 
 VERSION = "v1.36.3"
-_VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+"""Kubernetes' version."""
+HELM_VERSION = "v4.3.1"
+
+
+def _kubernetes_variables() -> dict[str, str]:
+    """Return what tells Kubernetes' programs their version, without which kubectl cannot parse it."""
+    major, minor, _ = VERSION.removeprefix("v").split(".")
+    values = {"gitVersion": VERSION, "gitMajor": major, "gitMinor": minor}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return {f"{package}.{key}": value for package in packages for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,8 @@ class Program:
     name: str
     module: str
     package: str
+    variables: Mapping[str, str] = field(default_factory=_kubernetes_variables)
+    """Go variables that the linker sets: the program's version."""
 
 
 PROGRAMS = {
@@ -48,10 +60,16 @@ PROGRAMS = {
         Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
         Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
         Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
+        Program(
+            "helm",
+            "helm",
+            "helm.sh/helm/v4/cmd/helm",
+            {"helm.sh/helm/v4/internal/version.version": HELM_VERSION},
+        ),
     )
 }
-NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""What the operator's tests start."""
+NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "helm")
+"""What the tests of operator and chart start."""
 
 
 class BuildError(RuntimeError):
@@ -76,7 +94,16 @@ def build(name: str) -> Path:
     FOLDER.mkdir(parents=True, exist_ok=True)
     print(f"Building {name} (minutes, the first time) ...", file=sys.stderr, flush=True)
     fresh = path.with_suffix(".new")
-    command = [go, "build", "-trimpath", "-ldflags", _linker_flags(), "-o", str(fresh), program.package]
+    command = [
+        go,
+        "build",
+        "-trimpath",
+        "-ldflags",
+        _linker_flags(program),
+        "-o",
+        str(fresh),
+        program.package,
+    ]
     done = subprocess.run(
         [*_nice(), *command],
         cwd=HERE / program.module,
@@ -96,18 +123,20 @@ def _nice() -> list[str]:
     return ["nice", "-n", "19"] if shutil.which("nice") else []
 
 
-def _linker_flags() -> str:
-    """Return flags that drop debugging tables and give the version, without which kubectl cannot parse it."""
-    major, minor, _ = VERSION.removeprefix("v").split(".")
-    values = {"gitVersion": VERSION, "gitMajor": major, "gitMinor": minor}
-    named = [f"-X {package}.{key}={value}" for package in _VERSION_PACKAGES for key, value in values.items()]
-    return " ".join(["-s", "-w", *named])
+def _linker_flags(program: Program) -> str:
+    """Return flags that drop debugging tables and set the program's variables."""
+    return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in program.variables.items())])
 
 
 def _fingerprint(go: str, program: Program) -> str:
     version = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
     folder = HERE / program.module
-    parts = [version, _linker_flags(), (folder / "go.mod").read_text(), (folder / "go.sum").read_text()]
+    parts = [
+        version,
+        _linker_flags(program),
+        (folder / "go.mod").read_text(),
+        (folder / "go.sum").read_text(),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
