@@ -60,6 +60,7 @@ PROGRAMS = {
         Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
         Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
         Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
+        Program("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy"),
         Program(
             "helm",
             "helm",
