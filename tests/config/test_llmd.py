@@ -1,8 +1,8 @@
 """config/llm-d, added to a model-server overlay as llm-d's guides make it, gives decode pods the table.
 
 The guide here is a small one of our own with what theirs have: Deployments `decode` and `prefill`, container
-`modelserver`, a prefix, a routing sidecar that is an init container (llm-d/llm-d, guides/recipes/modelserver and
-guides/optimized-baseline, read on 2026-11-30).
+`modelserver`, a prefix, a routing sidecar that is an init container (llm-d/llm-d, guides/recipes/modelserver
+and guides/optimized-baseline, read on 2026-11-30).
 """
 
 from __future__ import annotations
