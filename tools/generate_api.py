@@ -26,6 +26,7 @@ def pages() -> dict[Path, str]:
     return {
         ROOT / "crds" / DEFINITION: manifest,
         ROOT / "config" / "crd" / DEFINITION: manifest,
+        ROOT / "charts" / "tabletune" / "files" / DEFINITION: manifest,
         ROOT / "docs" / "reference" / "draft-table.md": reference(),
     }
 
