@@ -61,6 +61,7 @@ PROGRAMS = {
         Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
         Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
         Program("kube-proxy", "kubernetes", "k8s.io/kubernetes/cmd/kube-proxy"),
+        Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
         Program(
             "helm",
             "helm",
