@@ -1,8 +1,8 @@
 """config/recipes wires other servers as config/llm-d wires llm-d's, and the API server takes their pods.
 
 The charts and KServe's definitions are not to be had here, so a recipe is read as its chart or controller
-reads it: the parts of a pod are put together and checked as a pod. Whether the chart passes each of them on was
-read in its templates (docs/guide/other-servers.md names the versions).
+reads it: the parts of a pod are put together and checked as a pod. Whether the chart passes each of them on
+was read in its templates (docs/guide/other-servers.md names the versions).
 """
 
 from __future__ import annotations
