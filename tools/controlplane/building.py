@@ -8,7 +8,7 @@ true on the real one. No container engine and no download of programs is needed,
     python tools/controlplane/building.py              # what the tests need
     python tools/controlplane/building.py kubelet      # another program of a module's `tool` lines
 
-A program is built again only when its module's go.mod or go.sum, its flags or the Go version changed. The
+A program is built again only when its module's files, its flags or the Go version changed. The
 first build takes five to ten minutes; it runs niced, since it would otherwise spoil whatever is measured
 beside it.
 """
@@ -68,9 +68,10 @@ PROGRAMS = {
             "helm.sh/helm/v4/cmd/helm",
             {"helm.sh/helm/v4/internal/version.version": HELM_VERSION},
         ),
+        Program("promql", "promql", ".", {}),
     )
 }
-NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "helm")
+NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "helm", "promql")
 """What the tests of operator and chart start."""
 
 
