@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tabletune import graphs, hazards
-from tabletune.documents import Graph
+from tabletune.documents import Graph, Profile
 from tabletune_plugin import tallying
 from tabletune_plugin.settings import Settings
 from tabletune_plugin.states import Engine, Report
@@ -192,6 +192,12 @@ def _table(snapshot: Snapshot) -> Iterator[Metric]:
             list(labels),
             [(list(labels.values()), 1.0)],
         )
+        yield _gauge(
+            "tabletune_profiled_step_seconds",
+            "Time of a pure decode step as profiled, at the largest measured batch size of the bucket.",
+            ["batch", "length"],
+            _profiled(document.profile, len(report.lookup) - 1),
+        )
     if report.mode is not None:
         yield _gauge("tabletune_mode", "Mode in force; always 1.", ["mode"], [([report.mode.value], 1.0)])
     if len(report.lookup) > 1:
@@ -277,6 +283,18 @@ def _bucket_ends(max_batch_size: int) -> tuple[tuple[str, int], ...]:
     """Return each bucket's label and largest batch size."""
     labels = tallying.buckets(max_batch_size)
     return tuple({label: size for size, label in enumerate(labels) if size}.items())
+
+
+def _profiled(profile: Profile, max_batch_size: int) -> Samples:
+    """Return the profile's times in seconds by bucket and length, without sizes that it never runs."""
+    labels = tallying.buckets(max(max_batch_size, 0))
+    found = {
+        (labels[size], str(length)): time / 1e3
+        for length, row in zip(profile.draft_lengths, profile.step_time_ms, strict=True)
+        for size, time in zip(profile.batch_sizes, row, strict=True)
+        if time is not None and size < len(labels)
+    }
+    return found.items()
 
 
 def _first(bucket: str) -> int:

@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tabletune.documents import Control, Mode
-from tabletune_plugin import metrics, settings, states
+from tabletune_plugin import metrics, settings, states, tallying
 from tabletune_plugin.fingerprints import Difference
 from tabletune_plugin.metrics import Graphs, PluginCollector, Snapshot
+from tests.core import h200
 from tests.plugin import engines
 from tests.plugin.test_controller import Rig
 
@@ -123,6 +124,26 @@ def test_length_of_a_bucket_is_that_of_its_largest_batch_size(tmp_path: Path) ->
     rig.tick()
     found = scrape(snapshot_of(rig))["tabletune_table_length"]
     assert {labels[0][1]: value for labels, value in found.items()} == {"1": 2, "2": 1, "3": 0, "4": 1}
+
+
+def test_profiled_times_stand_beside_the_live_ones_under_the_same_labels(adapting: Rig) -> None:
+    found = scrape(snapshot_of(adapting))
+    profiled, live = found["tabletune_profiled_step_seconds"], found["tabletune_step_median_seconds"]
+    assert set(live) <= set(profiled)
+    for labels, seconds in profiled.items():
+        assert seconds == engines.STEP_MS[int(dict(labels)["length"])] / 1e3
+
+
+def test_of_profiled_batch_sizes_in_a_bucket_the_largest_is_shown_and_none_beyond_the_engine() -> None:
+    profile = h200.steps_profile()
+    shown = dict(metrics._profiled(profile, 40))
+    assert {batch for batch, _ in shown} <= set(tallying.buckets(40))
+    for (batch, length), seconds in shown.items():
+        first, _, last = batch.partition("-")
+        inside = [size for size in profile.batch_sizes if int(first) <= size <= int(last or first)]
+        row = profile.step_time_ms[profile.draft_lengths.index(int(length))]
+        assert seconds * 1e3 == pytest.approx(row[profile.batch_sizes.index(max(inside))])
+    assert dict(metrics._profiled(profile, -1)) == {}
 
 
 def test_what_the_control_believes_is_shown(adapting: Rig) -> None:
