@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import kopf
@@ -30,7 +31,7 @@ from tabletune_operator import (
 )
 from tabletune_operator.caching import Cache
 from tabletune_operator.leading import Leader, LostError
-from tabletune_operator.observations import Key
+from tabletune_operator.observations import DraftTable, Key
 from tabletune_operator.queueing import Queue
 from tabletune_operator.reconciling import Reconciler
 from tabletune_operator.requesting import Client
@@ -130,6 +131,8 @@ class Operator:
         await self._list_first()
         if self._settings.lease:
             await self._leader.acquire()
+        else:
+            metrics.LEADING.set(1)
         for table in self._cache.tables():
             self._queue.add(table.key)
         async with surveying.session() as session, asyncio.TaskGroup() as group:
@@ -181,12 +184,27 @@ class Operator:
             phases = [str(table.status.get("phase") or Phase.PENDING) for table in self._cache.tables()]
             for phase in Phase:
                 metrics.TABLES.labels(phase=phase.value).set(phases.count(phase.value))
+            _count_conditions(self._cache.tables())
             seen = self._lives.values()
             metrics.PODS.labels(state="upToDate").set(sum(one.up_to_date for one in seen))
             metrics.PODS.labels(state="unreachable").set(sum(one.unreachable for one in seen))
             metrics.PODS.labels(state="inactive").set(sum(one.inactive for one in seen))
             metrics.PODS.labels(state="all").set(sum(one.pods for one in seen))
             await asyncio.sleep(COUNT_SECONDS)
+
+
+def _count_conditions(tables: Iterable[DraftTable]) -> None:
+    """Show what each DraftTable's status says, and nothing of those that are gone or reasons that passed."""
+    metrics.CONDITIONS.clear()
+    for table in tables:
+        for one in table.status.get("conditions") or ():
+            metrics.CONDITIONS.labels(
+                namespace=table.namespace,
+                draft_table=table.name,
+                condition=one.get("type", ""),
+                status=one.get("status", ""),
+                reason=one.get("reason", ""),
+            ).set(1)
 
 
 def _now() -> datetime:

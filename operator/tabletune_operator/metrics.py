@@ -37,6 +37,12 @@ GENERATIONS = Counter(
     ["source"],
     registry=REGISTRY,
 )
+CONDITIONS = Gauge(
+    "tabletune_operator_draft_table_condition",
+    "1 for each condition of each DraftTable, as its status says it.",
+    ["namespace", "draft_table", "condition", "status", "reason"],
+    registry=REGISTRY,
+)
 TABLES = Gauge("tabletune_operator_draft_tables", "DraftTables by phase.", ["phase"], registry=REGISTRY)
 PODS = Gauge(
     "tabletune_operator_serving_pods",

@@ -159,6 +159,9 @@ class Surveyor:
         listed = self._client.list("Pod", table.namespace, labels=text_of(selector), fields=fields)
         async for body in listed:
             metadata, status = body["metadata"], body.get("status") or {}
+            if (metadata.get("labels") or {}).get(names.MANAGED_BY_LABEL) == names.MANAGER:
+                # The profiling pod, where the selector goes by the DraftTable's label.
+                continue
             ready = any(
                 one.get("type") == "Ready" and one.get("status") == "True"
                 for one in status.get("conditions") or ()

@@ -38,6 +38,10 @@ def test_its_roles_are_enough_and_no_call_is_forbidden(
         assert operator.get("/healthz")[0] == 200
         assert 'code="403"' not in metrics
         assert 'tabletune_operator_generations_total{source="profile"}' in metrics
+        whose = f'condition="Ready",draft_table="qwen",namespace="{namespace}"'
+        shown = f'{{{whose},reason="TableInForce",status="True"}} 1.0'
+        wait("its condition", lambda: shown in operator.get("/metrics")[1])
+        wait("it to lead", lambda: "tabletune_operator_leading 1.0" in operator.get("/metrics")[1])
         code = operator.stop()
     assert "orbidden" not in operator.log
     assert "Traceback" not in operator.log

@@ -44,6 +44,26 @@ def profiled(api: Api, namespace: str, **spec: Any) -> None:
 
 
 @cluster
+def test_a_profiling_pod_is_no_serving_pod_where_both_have_the_label_of_the_draft_table(
+    plane: Plane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    label = {"tabletune.dev/draft-table": "qwen"}
+    with (
+        fleets.served([Page()], port) as (address,),
+        Process(plane, processes.grant(api), tmp_path, lease="") as operator,
+    ):
+        operator.wait_until_ready()
+        fleets.make_pod(api, namespace, "serves", address, label)
+        managed = {"app.kubernetes.io/managed-by": "tabletune-operator"}
+        fleets.make_pod(api, namespace, "profiles", "127.0.1.9", label | managed)
+        profiled(api, namespace, serving=serving(port, selector={"matchLabels": label}))
+        found = status_until(api, namespace, lambda status: status.get("serving", {}).get("pods"))
+        assert found["serving"]["ready"] == "1/1"
+        wait("it to lead", lambda: "tabletune_operator_leading 1.0" in operator.get("/metrics")[1])
+
+
+@cluster
 def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
     plane: Plane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
