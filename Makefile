@@ -115,7 +115,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 
 .PHONY: lock
 lock: setup ## Pin the requirements with hashes; UPGRADE=--upgrade takes the newest versions
-	$(COMPILE) pyproject.toml --all-extras --group engine --output-file requirements/engine.txt
+	$(COMPILE) pyproject.toml --all-extras --group engine --group docs --output-file requirements/engine.txt
 	$(COMPILE) pyproject.toml --extra plugin --extra test --constraints requirements/engine.txt \
 	  --output-file requirements/core.txt
 	$(COMPILE) requirements/uv.in --constraints requirements/engine.txt --output-file requirements/uv.txt
