@@ -10,7 +10,8 @@ ours: a DraftTable can be deleted while no operator runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
@@ -22,8 +23,23 @@ from tabletune_operator.queueing import Queue
 
 SERVER_TIMEOUT_SECONDS = 300
 """Time after which the API server ends a watch, which is then taken up where it was."""
+REQUEST_TIMEOUT_SECONDS = 60
+"""Longest that one list may take."""
+CONNECT_TIMEOUT_SECONDS = 10
 CHUNK = 100
 """Objects in one answer of a list; ConfigMaps hold whole documents."""
+
+
+class Backoffs:
+    """Seconds between Kopf's tries to list and watch: more each time, never many, and no last one.
+
+    Kopf's own end after a minute or so, and the operator with them; and they grow, so that the watches would
+    stay away long after the API server is back.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield the delays after one failure after the other."""
+        return itertools.chain((0.5, 1.0, 2.0), itertools.repeat(4.0))
 
 
 def registry(cache: Cache, queue: Queue, seen: Callable[[], None]) -> kopf.OperatorRegistry:
@@ -74,7 +90,9 @@ def operator_settings() -> kopf.OperatorSettings:
     chosen = kopf.OperatorSettings()
     chosen.watching.server_timeout = SERVER_TIMEOUT_SECONDS
     chosen.watching.client_timeout = SERVER_TIMEOUT_SECONDS + 10
-    chosen.watching.connect_timeout = 10
+    chosen.watching.connect_timeout = chosen.networking.connect_timeout = CONNECT_TIMEOUT_SECONDS
+    chosen.networking.request_timeout = REQUEST_TIMEOUT_SECONDS
+    chosen.networking.error_backoffs = Backoffs()
     chosen.watching.chunk_size = CHUNK
     for kind, label in WATCHED.items():
         if label:

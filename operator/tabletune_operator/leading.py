@@ -1,8 +1,13 @@
 """Which of several operators acts: the one that holds a Lease, as other controllers of Kubernetes do it.
 
 Kopf's own peering would pause Kopf's watches and nothing else: a look under way, and the correction loop,
-would go on beside another operator's. So ``main`` lets workers run only while this says so, and ends the
-process when the Lease is lost; the next start waits for its turn with a memory that is up to date.
+would go on beside another operator's. So ``main`` lets workers run only while this says so, and stops them
+when the Lease is lost, also when an API server that does not answer might have given it to another. Watches
+go on meanwhile, so the next turn begins with a memory that is up to date.
+
+No two clocks are compared. Whether a holder still renews is seen by the Lease's changes, timed by this
+process' own clock: were its ``renewTime`` believed, an operator whose clock is ahead would take the Lease
+from one that is alive.
 """
 
 from __future__ import annotations
@@ -28,18 +33,22 @@ class LostError(RuntimeError):
 
 
 def turn(
-    lease: Mapping[str, Any] | None, namespace: str, name: str, identity: str, now: datetime
+    lease: Mapping[str, Any] | None,
+    namespace: str,
+    name: str,
+    identity: str,
+    now: datetime,
+    unchanged_seconds: float,
 ) -> Mapping[str, Any] | None:
     """Return the Lease to write so that ``identity`` holds it at ``now``; ``None`` where it may not.
 
     It may where nobody does, where it does already, and where the holder has not renewed in time. ``lease``
-    is what there is; ``None`` for no Lease yet.
+    is what there is, ``None`` for no Lease yet; ``unchanged_seconds`` is how long it has been seen as it is.
     """
     spec = dict((lease or {}).get("spec") or {})
     holder = spec.get("holderIdentity") or ""
-    renewed = times.parse(str(spec.get("renewTime") or ""))
     seconds = float(spec.get("leaseDurationSeconds") or LEASE_SECONDS)
-    if holder not in ("", identity) and renewed is not None and (now - renewed).total_seconds() < seconds:
+    if holder not in ("", identity) and unchanged_seconds < seconds:
         return None
     moment = times.text_of(now, "microseconds")
     taken = {
@@ -63,16 +72,18 @@ class Leader:
     ) -> None:
         self._client, self._namespace, self._name = client, namespace, name
         self._identity, self._now = identity, now
+        self._version = ""
+        self._changed = 0.0
+        """When the Lease was first seen as it is, by the loop's clock."""
 
     async def acquire(self) -> None:
         """Return once this operator leads, however long that takes."""
         told = False
-        while not await self._try():
-            if not told:
+        while not (held := await self._try()):
+            if held is False and not told:
                 logger.info("Another operator leads; waiting for Lease %s/%s.", self._namespace, self._name)
                 told = True
             await asyncio.sleep(RENEW_SECONDS / 2)
-        metrics.LEADING.set(1)
         logger.info("Leading, by Lease %s/%s.", self._namespace, self._name)
 
     async def hold(self) -> None:
@@ -86,12 +97,13 @@ class Leader:
                 async with asyncio.timeout(max(0.1, LEASE_SECONDS - RENEW_SECONDS / 2 - (began - last))):
                     held = await self._try()
             except TimeoutError:
-                held = False
+                held = None
             if held:
                 last = began
             elif held is False or loop.time() - last > LEASE_SECONDS - RENEW_SECONDS:
                 metrics.LEADING.set(0)
-                raise LostError(f"The Lease {self._namespace}/{self._name} is another operator's now.")
+                why = "is another operator's now" if held is False else "could not be renewed in time"
+                raise LostError(f"The Lease {self._namespace}/{self._name} {why}.")
 
     async def release(self) -> None:
         """Give it up, so that another one need not wait; best effort."""
@@ -108,13 +120,22 @@ class Leader:
         """Return whether the Lease is held now; ``None`` where the API server did not say."""
         try:
             found = await self._client.get("Lease", self._namespace, self._name)
-            mine = turn(found, self._namespace, self._name, self._identity, self._now())
+            unchanged = self._unchanged_seconds(found)
+            mine = turn(found, self._namespace, self._name, self._identity, self._now(), unchanged)
             if mine is None:
                 return False
             await (self._client.create(mine) if found is None else self._client.replace(mine))
-        except errors.ConflictError:
+        except (errors.ConflictError, errors.UnavailableError):
             return None
         except errors.ApiError as error:
             logger.warning("The Lease cannot be renewed: %s", error)
             return None
         return True
+
+    def _unchanged_seconds(self, lease: Mapping[str, Any] | None) -> float:
+        """Return how long the Lease has been seen as it is."""
+        now = asyncio.get_running_loop().time()
+        version = "" if lease is None else str(lease["metadata"]["resourceVersion"])
+        if version != self._version or not version:
+            self._version, self._changed = version, now
+        return now - self._changed

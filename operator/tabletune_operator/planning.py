@@ -252,9 +252,7 @@ class _Planner:
     def _keep_profiled(self) -> None:
         """Start from what the status says of the profile: it holds until something else is seen."""
         if last := self._last(Condition.PROFILED):
-            self.story.profiled = Said(
-                str(last.get("status")), str(last.get("reason")), str(last.get("message", ""))
-            )
+            self.story.profiled = _said(last)
 
     def _profile(self) -> None:
         table, story = self.seen.table, self.story
@@ -597,6 +595,7 @@ class _Planner:
             story.serving = Said(UNKNOWN, reasons.NO_SELECTOR, told)
             return
         if seen is None:
+            self._keep_serving()
             return
         story.seen = seen
         story.serving = _serving(seen)
@@ -605,6 +604,14 @@ class _Planner:
             story.problems.append((reasons.PODS_CONFLICT, told))
         if seen.drifted:
             self._drift(seen)
+
+    def _keep_serving(self) -> None:
+        """Say what was said of the pods before, until they are looked at: a restart is no news of them."""
+        serving, degraded = self._last(Condition.SERVING), self._last(Condition.DEGRADED)
+        if serving.get("reason") not in (None, reasons.NO_SELECTOR, reasons.OBSERVING_OFF):
+            self.story.serving = _said(serving)
+        if degraded.get("reason") in (reasons.FINGERPRINT_DRIFT, reasons.PODS_CONFLICT):
+            self.story.problems.append((str(degraded["reason"]), str(degraded.get("message", ""))))
 
     def _drift(self, seen: live.Seen) -> None:
         """Report what differs between pods and profile, and by policy ask once for a profile of it."""
@@ -677,6 +684,11 @@ def _progress(reported: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e7:
         found["remainingSeconds"] = round(float(seconds), 1)
     return found
+
+
+def _said(condition: Mapping[str, Any]) -> Said:
+    """Return what a condition in the status says."""
+    return Said(str(condition.get("status")), str(condition.get("reason")), str(condition.get("message", "")))
 
 
 def _serving(seen: live.Seen) -> Said:

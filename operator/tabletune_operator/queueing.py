@@ -81,9 +81,17 @@ async def work(queue: Queue, look: Callable[[Key], Awaitable[float | None]]) -> 
         key = await queue.take()
         try:
             again = await look(key)
+        except asyncio.CancelledError:
+            # Another operator may lead now. Whoever comes next finds what is left to do.
+            queue.done(key, 0.0)
+            raise
         except errors.ConflictError as error:
             logger.debug("%s/%s: %s", *key, error)
             queue.failed(key)
+        except errors.UnavailableError as error:
+            # The client has told of the outage, once for all.
+            delay = queue.failed(key)
+            logger.debug("%s/%s: %s; tried again in %.0f s", *key, error, delay)
         except errors.ApiError as error:
             delay = queue.failed(key)
             logger.warning("%s/%s: %s; tried again in %.0f s", *key, error, delay)

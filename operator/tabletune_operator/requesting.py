@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -29,9 +31,14 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 Body = Mapping[str, Any]
 
+logger = logging.getLogger("tabletune.operator")
+
 
 class Client:
     """A connection to one API server; an asynchronous context manager."""
+
+    outages = 0
+    """Times that the API server answered again after it had not."""
 
     def __init__(self, find: Callable[[], kopf.ConnectionInfo], timeout: float = TIMEOUT_SECONDS) -> None:
         self._find = find
@@ -39,6 +46,12 @@ class Client:
         self._info = find()
         self._tls: ssl.SSLContext | bool = credentials.tls(self._info)
         self._session: aiohttp.ClientSession | None = None
+        self._silent_since: float | None = None
+
+    @property
+    def silent_seconds(self) -> float:
+        """Time for which the API server has given no answer of worth; 0 while it does."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     async def __aenter__(self) -> Self:
         """Open the session."""
@@ -139,6 +152,27 @@ class Client:
         An answer 401 may be a token that was rotated: it is read again, once.
         """
         path = kinds.path(kind, namespace, name, subresource)
+        try:
+            answer = await self._answer(verb, kind, path, query, body, content, accept)
+        except errors.UnavailableError as error:
+            self._note_silence(error)
+            raise
+        except errors.ApiError:
+            self._note_answer()
+            raise
+        self._note_answer()
+        return answer
+
+    async def _answer(
+        self,
+        verb: str,
+        kind: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Body | None,
+        content: str,
+        accept: str,
+    ) -> Body:
         status, answer = await self._send(verb, path, query, body, content, accept)
         if status == 401:
             self._info = await asyncio.to_thread(self._find)
@@ -153,6 +187,18 @@ class Client:
         if status >= 300:
             raise errors.of(status, str(found.get("reason", "")), str(found.get("message", "")))
         return found
+
+    def _note_silence(self, error: errors.UnavailableError) -> None:
+        """An outage is told once, not by each of the hundreds of requests that meet it."""
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+            logger.warning("The API server does not answer: %s", error)
+
+    def _note_answer(self) -> None:
+        if self._silent_since is not None:
+            logger.info("The API server answers again, after %.0f s.", self.silent_seconds)
+            self._silent_since = None
+            self.outages += 1
 
     async def _send(
         self,

@@ -1,7 +1,8 @@
 """Compares the memory with the cluster now and then: what vanished while a watch was down left no event.
 
 Only names are listed, without content, so hundreds of ConfigMaps cost little. And every DraftTable is
-looked at once in a while, in case that something else went unseen.
+looked at once in a while, in case that something else went unseen. After an outage of the API server it is
+done at once: it is then that things vanish unseen.
 """
 
 from __future__ import annotations
@@ -15,17 +16,27 @@ from tabletune_operator.caching import WATCHED, Cache
 from tabletune_operator.queueing import Queue
 from tabletune_operator.requesting import Body, Client
 
+RETRY_SECONDS = 5.0
+"""Time between two tries while the API server does not answer, which also find out that it does again."""
+
 logger = logging.getLogger("tabletune.operator")
 
 
 async def repeat(
     client: Client, cache: Cache, queue: Queue, namespaces: Sequence[str], seconds: float
 ) -> None:
-    """Resync every so many seconds, for ever."""
+    """Resync every so many seconds, and after each outage, for ever."""
+    loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(seconds)
+        outages, due = client.outages, loop.time() + seconds
+        while True:
+            await asyncio.sleep(max(0.0, min(RETRY_SECONDS, due - loop.time())))
+            if loop.time() >= due or client.silent_seconds or client.outages != outages:
+                break
         try:
             await once(client, cache, queue, namespaces)
+        except errors.UnavailableError:
+            continue
         except errors.ApiError as error:
             logger.warning("The memory could not be compared with the cluster: %s", error)
 

@@ -43,6 +43,8 @@ class Settings:
     """Longest that reading one pod may take."""
     log_format: str = "text"
     """text, or json for one object a line."""
+    log_level: str = "info"
+    """info, or debug for every watch and every look that failed, too."""
 
 
 def read(environment: Mapping[str, str]) -> Settings:
@@ -57,6 +59,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         "scrapes": _number(int, 1, 512),
         "scrape_seconds": _number(float, 0.1, 60),
         "log_format": _one_of("text", "json"),
+        "log_level": _one_of("info", "debug"),
     }
     known = {PREFIX + field.name.upper(): field.name for field in fields(Settings)}
     for variable, text in sorted(environment.items()):

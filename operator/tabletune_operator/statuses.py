@@ -90,7 +90,7 @@ def tell(story: Story, before: Mapping[str, Any], now: str) -> tuple[dict[str, A
         status["profile"] = {key: value for key, value in story.profile.items() if value is not None}
     if story.seen is not None:
         status["serving"] = _serving(story.seen)
-    elif "serving" in before and story.serving.reason == reasons.NOT_OBSERVED:
+    elif "serving" in before and story.serving.reason not in (reasons.NO_SELECTOR, reasons.OBSERVING_OFF):
         status["serving"] = before["serving"]
     return status, _events(said, old, story, before)
 

@@ -53,6 +53,9 @@ class Surveyor:
         self._memories: dict[Key, Memory] = {}
         self._documents: dict[Key, Document] = {}
         self._looked: dict[Key, float] = {}
+        """When each one's pods were last looked for."""
+        self._surveyed: dict[Key, float] = {}
+        """When they were last seen: what they have served since is of this time, however long an outage."""
         self._told: dict[Key, float] = {}
         self._claims: dict[Key, frozenset[str]] = {}
         """Pods that each DraftTable looks after, by uid."""
@@ -92,6 +95,8 @@ class Surveyor:
     async def _take_turn(self, key: Key) -> None:
         try:
             await self.look(key)
+        except errors.UnavailableError as error:
+            logger.debug("%s/%s: its pods could not be looked at: %s", *key, error)
         except errors.ApiError as error:
             logger.warning("%s/%s: its pods could not be looked at: %s", *key, error)
         except Exception:
@@ -105,8 +110,7 @@ class Surveyor:
         Raises :class:`errors.ApiError` where the API server did not tell the pods.
         """
         loop = asyncio.get_running_loop()
-        began, last = loop.time(), self._looked.get(key, loop.time())
-        self._looked[key] = began
+        began = self._looked[key] = loop.time()
         table = self._cache.table(key)
         document = None if table is None else await self._document(table)
         if table is None or document is None:
@@ -127,10 +131,10 @@ class Surveyor:
             found,
             conflicts,
             (table.status.get("serving") or {}).get("guard"),
-            max(0.0, began - last),
+            began - self._surveyed.get(key, began),
             self._now(),
         )
-        self._memories[key] = memory
+        self._memories[key], self._surveyed[key] = memory, began
         self._tell(key, seen, began)
         if serving.refresh_pods:
             await self._refresh(table, document.generation, pods, found)
@@ -230,7 +234,15 @@ class Surveyor:
 
     def _forget(self, known: set[Key]) -> None:
         """Forget DraftTables that are gone."""
-        kept = (self._memories, self._documents, self._looked, self._told, self._lives, self._claims)
+        kept = (
+            self._memories,
+            self._documents,
+            self._looked,
+            self._surveyed,
+            self._told,
+            self._lives,
+            self._claims,
+        )
         for key in set().union(*kept) - known:
             for memory in kept:
                 memory.pop(key, None)

@@ -162,7 +162,8 @@ def _guard(
         rollback = live.Rollback(int(guard["generation"]), int(guard["before"]), message)
         return told | {"verdict": guarding.ROLLED_BACK}, rollback
     since = times.parse(str(guard.get("since", "")))
-    if since is None or (now - since).total_seconds() > rules.window_seconds:
+    # A clock that was put back must not keep it watching, which holds up every correction.
+    if since is None or abs((now - since).total_seconds()) > rules.window_seconds:
         return told | {"verdict": guarding.KEPT}, None
     return told, None
 

@@ -128,25 +128,30 @@ def test_the_cache_forgets_what_vanished_and_says_whose_it_was() -> None:
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 
 
-def lease(holder: str, age: float) -> dict[str, Any]:
-    renewed = (NOW - timedelta(seconds=age)).isoformat().replace("+00:00", "Z")
+def lease(holder: str, ahead_seconds: float = 0) -> dict[str, Any]:
+    renewed = (NOW + timedelta(seconds=ahead_seconds)).isoformat().replace("+00:00", "Z")
     spec = {"holderIdentity": holder, "renewTime": renewed, "leaseDurationSeconds": 15}
     return {"metadata": {"resourceVersion": "7"}, "spec": spec}
 
 
 @pytest.mark.parametrize(
-    ("found", "mine"),
+    ("found", "unchanged_seconds", "mine"),
     [
-        (None, True),
-        (lease("", 0), True),
-        (lease("me", 0), True),
-        (lease("other", 5), False),
-        (lease("other", 16), True),
-        ({"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "x", "renewTime": "?"}}, True),
+        (None, 0, True),
+        (lease(""), 0, True),
+        (lease("me"), 0, True),
+        (lease("other"), 5, False),
+        (lease("other"), 16, True),
+        # The other's clock is an hour behind, or ahead: it says nothing.
+        (lease("other", -3_600), 5, False),
+        (lease("other", 3_600), 16, True),
+        ({"metadata": {"resourceVersion": "7"}, "spec": {"holderIdentity": "x", "renewTime": "?"}}, 5, False),
     ],
 )
-def test_a_lease_is_taken_only_from_who_has_not_renewed(found: Any, mine: bool) -> None:
-    taken = leading.turn(found, "ns", "name", "me", NOW)
+def test_a_lease_is_taken_only_from_who_has_not_renewed(
+    found: Any, unchanged_seconds: float, mine: bool
+) -> None:
+    taken = leading.turn(found, "ns", "name", "me", NOW, unchanged_seconds)
     assert (taken is not None) is mine
     if taken is not None and found is not None:
         # Of two that try, the API server lets one.
