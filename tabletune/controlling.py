@@ -88,6 +88,9 @@ class Window:
     """All steps of the window, mixed ones too."""
     kept_tokens: int = 0
     """Output tokens that they kept."""
+    timed: bool = True
+    """Whether steps are timed in the profile's measure. If not, no length is explored for what it costs,
+    since nobody would see it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,12 +167,15 @@ def plan(
     control: Control,
     max_batch_size: int,
     fingerprint: Fingerprint | None = None,
+    started_for: Sequence[int] = (),
 ) -> Plan:
     """Return the plan for ``document`` under ``control`` in an engine of ``max_batch_size`` requests.
 
-    ``fingerprint`` is the serving engine's: its capture sizes say which batch sizes find a full graph and
-    which are hazardous. Where its graph mode or runner is not the profile's, no profile tells what its
-    graphs cost; the profile's times are taken, and live times correct them.
+    ``fingerprint`` is the serving engine's, ``started_for`` the lengths that its start-up table named (the
+    profiled ones where it is empty). Its capture sizes and these say which batch sizes find a full graph and
+    which are hazardous: the sizes of all lengths are filed together, so one that is captured here and was not
+    for the profile moves the others too. Where its graph mode or runner is not the profile's, no profile
+    tells what its graphs cost; the profile's times are taken, and live times correct them.
 
     Raises :class:`tabletune.tables.TableError` where ``control`` allows or pins a length that was not
     profiled, and where the table's ranges are none.
@@ -180,7 +186,8 @@ def plan(
     tables.allowed_lengths(lengths, sorted({length for _, _, length in control.pinned}))
     engine = (fingerprint or document.fingerprint).model_copy(update={"max_num_seqs": max_batch_size})
     model = costs.CostModel.from_profile(profile, document.fingerprint)
-    settings = graphs.GraphSettings.from_fingerprint(engine, lengths)
+    captured = tuple(started_for) or lengths
+    settings = graphs.GraphSettings.from_fingerprint(engine, captured)
     if (settings.mode, settings.runner) == (model.settings.mode, model.settings.runner):
         model = model.under(settings)
     sizes = np.arange(1, max_batch_size + 1)
@@ -190,7 +197,7 @@ def plan(
         draft_lengths=lengths,
         max_batch_size=max_batch_size,
         grid=correcting.Grid(model.step_times(max_batch_size), np.array(kinds, dtype=np.int64)),
-        hazardous=hazards.cells(profile, engine, max_batch_size),
+        hazardous=hazards.cells(profile, engine, max_batch_size, captured),
         prior=document.acceptance,
         control=control,
     )
@@ -225,7 +232,11 @@ def carry(plan: Plan, state: State) -> State:
     fresh = begin(plan)
     live = estimating.Live(_fitted(state.live.recent, plan), _fitted(state.live.total, plan))
     carried = replace(
-        fresh, live=live, pending=_fitted(state.pending, plan), pending_seconds=state.pending_seconds
+        fresh,
+        live=live,
+        pending=_fitted(state.pending, plan),
+        pending_seconds=state.pending_seconds,
+        late=_fitted(state.late, plan),
     )
     if np.array_equal(state.correction.profiled_ms, plan.grid.profiled_ms, equal_nan=True):
         correction = correcting.correct(plan.grid, state.evidence)
@@ -261,7 +272,7 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
     goodput = predictions.goodput(correction.step_times_ms, believed, plan.draft_lengths)
     control = _without_stalls(plan, goodput, avoided)
     usable = _usable(plan, goodput, control, state.lookup)
-    decision = _decide(plan, state, usable, control, drafts)
+    decision = estimating.decide(state.lookup, usable, plan.draft_lengths, control, drafts)
     rows = [plan.draft_lengths.index(length) for length in decision.lookup[1:]]
     exploration = estimating.plan_exploration(
         decision.lookup,
@@ -269,7 +280,7 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
         plan.draft_lengths,
         estimate,
         control,
-        correcting.contrast_times(plan.grid, evidence, rows),
+        correcting.contrast_times(plan.grid, evidence, rows) if window.timed else None,
         EXPLORATION_STEPS,
         late,
     )
@@ -438,18 +449,6 @@ def _kept_off(plan: Plan, correction: correcting.Correction) -> tuple[int, ...]:
         for batch_size in range(first, min(last, plan.max_batch_size) + 1):
             lookup[batch_size] = length
     return tuple(lookup)
-
-
-def _decide(
-    plan: Plan, state: State, goodput: Floats, control: Control, drafts: float
-) -> estimating.Decision:
-    decision = estimating.decide(
-        state.lookup, goodput, plan.draft_lengths, control.model_copy(update={"min_drafts": 0}), drafts
-    )
-    needed = control.min_drafts
-    if drafts < needed and not decision.changes:
-        return replace(decision, reason=estimating.TOO_FEW_DRAFTS, needed=needed)
-    return replace(decision, needed=needed)
 
 
 def _runnable(plan: Plan, times: Floats, rows: Sequence[int]) -> Floats:

@@ -176,9 +176,7 @@ def observe(
 ) -> Evidence:
     """Return the evidence after a window of ``elapsed_seconds``; ``times_ms`` are its times by cell.
 
-    1. What is no time (:func:`is_time`) is passed over. A cell's times count as their median, so that
-       long-tail steps, compile and capture hiccups are outvoted. Two count as their mean if they agree, else
-       as the faster one, since a step is much slower than its work for many reasons and faster for none; a
+    1. What is no time (:func:`is_time`) is passed over. A cell's times count as their :func:`typical` one; a
        single one that is slower than believed waits for others.
     2. Evidence fades by :data:`HALF_LIFE`.
     3. Known cells move together and each on its own, as far as drift, jumps and chance make likely
@@ -202,9 +200,7 @@ def observe(
         if len(usable) == 1 and not usable[0] <= SLOW_TIME * believed.step_times_ms[row, column]:
             waiting[row, column] = (usable[0],)
             continue
-        agree = len(usable) >= MIN_TIMES or max(usable) <= SLOW_TIME * min(usable)
-        time = _median(usable) if agree else min(usable)
-        found.append((row, column, time, min(float(len(usable)), MOST_TIMES)))
+        found.append((row, column, typical(usable), min(float(len(usable)), MOST_TIMES)))
     if not found:
         together = _less_sure(together, alive, DRIFT_SPREAD**2 * elapsed_seconds, elapsed_seconds)
         return Evidence(ratios, weights, learnt, together, waiting)
@@ -237,6 +233,19 @@ def observe(
 def is_time(milliseconds: float) -> bool:
     """Return whether a number can be a step's time: finite, above 0 and no longer than an hour."""
     return MIN_MILLISECONDS <= milliseconds <= MOST_MILLISECONDS
+
+
+def typical(times_ms: Sequence[float]) -> float:
+    """Return what the steps of one cell took, given the times of some: NaN without any.
+
+    The median, so that long-tail steps, compile and capture hiccups are outvoted. Two count as their mean if
+    they agree, else as the faster one, since a step is much slower than its work for many reasons and faster
+    for none.
+    """
+    if not times_ms:
+        return math.nan
+    agree = len(times_ms) >= MIN_TIMES or max(times_ms) <= SLOW_TIME * min(times_ms)
+    return _median(times_ms) if agree else min(times_ms)
 
 
 def correct(grid: Grid, evidence: Evidence) -> Correction:
@@ -312,7 +321,7 @@ def contrast_times(grid: Grid, evidence: Evidence, rows: Sequence[int]) -> Float
     return np.where(priced, shared, times)
 
 
-def _median(times: list[float]) -> float:
+def _median(times: Sequence[float]) -> float:
     ordered = sorted(times)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])

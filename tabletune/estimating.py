@@ -64,7 +64,7 @@ SHIFT_CHANGE = 0.05
 """Relative change of the expected tokens below which a shift of traffic does not matter to a table."""
 
 TOO_FEW_DRAFTS = "TooFewDrafts"
-"""Fewer drafts than ``min_drafts`` (or than a comparison needs): nothing was decided."""
+"""Fewer drafts than ``min_drafts`` (or than a comparison needs), and nothing changes."""
 WITHIN_HYSTERESIS = "WithinHysteresis"
 """No batch size gains enough with another length."""
 CORRECTED = "Corrected"
@@ -319,7 +319,7 @@ class Decision:
     drafts: float
     """Live drafts that the estimate rests on."""
     needed: float
-    """Drafts needed for any correction."""
+    """Drafts needed until live acceptance is believed."""
     largest_gain: float
     """Largest predicted gain of any batch size with its best length, whether it changes or not."""
 
@@ -335,17 +335,17 @@ def decide(
 
     ``draft_lengths`` ascend and hold all lengths of ``current``. ``goodput`` is
     ``(len(draft_lengths), max_batch_size)``, not finite where a cell has no price, and ``drafts`` are the
-    live drafts seen since the document was loaded.
+    live drafts seen since the document was loaded: the caller has ``goodput`` predicted from live acceptance
+    only once they are ``min_drafts``, so where nothing changes before, the reason is that they are too few.
 
-    1. Too few: below ``min_drafts`` nothing changes.
-    2. Pinned: a pinned batch size has its pinned length.
-    3. Hysteresis: another keeps its length unless some allowed one is predicted to gain more than the
+    1. Pinned: a pinned batch size has its pinned length.
+    2. Hysteresis: another keeps its length unless some allowed one is predicted to gain more than the
        limit, which is ``hysteresis``, or what the tie or merge tolerance lets a table lose if that is more.
        Where its own cell has no price no gain can be told, and it stays.
-    4. Otherwise it takes the length of the newly computed table (:func:`tabletune.tables.compute`), for
+    3. Otherwise it takes the length of the newly computed table (:func:`tabletune.tables.compute`), for
        ranges in one piece, if that gains more than ``hysteresis`` too and no other more than the limit
        over it; else the best length.
-    5. Allowed: a length that is not allowed gives way to another in any case.
+    4. Allowed: a length that is not allowed gives way to another in any case.
 
     So deciding again on the same goodput changes nothing, and no batch size that is not pinned and whose
     cell has a price is predicted to gain more than the limit with yet another length.
@@ -370,11 +370,10 @@ def decide(
     with np.errstate(divide="ignore", invalid="ignore"):
         best_gain = highest / own - 1
     largest = float(np.max(best_gain[np.isfinite(best_gain)], initial=0.0))
-    if drafts < control.min_drafts:
-        return Decision(tuple(current), TOO_FEW_DRAFTS, (), drafts, control.min_drafts, largest)
+    unchanged = TOO_FEW_DRAFTS if drafts < control.min_drafts else WITHIN_HYSTERESIS
     if not (pinned.any() or (best_gain > limit).any()):
         # Most windows end here: computing the table costs more than all the rest.
-        return Decision(tuple(current), WITHIN_HYSTERESIS, (), drafts, control.min_drafts, largest)
+        return Decision(tuple(current), unchanged, (), drafts, control.min_drafts, largest)
 
     computed = np.asarray(tables.lookup(tables.compute(goodput, draft_lengths, control), size)[1:])
     best = lengths[np.argmax(known, axis=0)]
@@ -387,7 +386,7 @@ def decide(
     after = np.where(pinned, computed, after)
     gains = np.where(after == best, best_gain, candidate_gain)
     changes = _changes(now, after, gains)
-    reason = CORRECTED if changes else WITHIN_HYSTERESIS
+    reason = CORRECTED if changes else unchanged
     lookup = (0, *after.tolist(), *current[size + 1 :])
     return Decision(lookup, reason, changes, drafts, control.min_drafts, largest)
 
@@ -553,24 +552,25 @@ def settle(
     plan: ExplorationPlan,
     batch_size: int,
     draft_length: int,
-    steps: int,
-    time_ms: float,
+    step_ms: float,
     kept_tokens: float,
 ) -> float:
     """Return the budget after an exploration that started by ``plan`` at ``batch_size``.
 
-    ``steps`` of its steps were pure, of that batch size and verified ``draft_length``, which it explored;
-    they took ``time_ms`` together and kept ``kept_tokens``. Their mean loss, time less that in which the
-    table's length keeps as many tokens, is taken for all steps of the exploration in place of the price. So
-    a price that is too high does not keep a length from being explored, and drafts that were accepted less
-    than believed are paid for; no more than :data:`MOST_LOST` times what the step could cost at its price.
-    Without such steps the price stands.
+    Its pure steps of that batch size that verified ``draft_length``, which it explored, typically took
+    ``step_ms`` (:func:`tabletune.correcting.typical`, in the measure of the plan's times) and kept
+    ``kept_tokens`` on average. What such a step loses, its time less that in which the table's length keeps
+    as many tokens, is taken for each step of the exploration in place of the price. So a price that is too
+    high does not keep a length from being explored, drafts that were accepted less than believed are paid
+    for, and a step of the long tail, which comes without exploring too, is no debt; nor is a slow second:
+    no more than :data:`MOST_LOST` times what the step could cost at its price. Where no step was timed
+    (``step_ms`` is NaN) the price stands.
     """
-    if steps < 1 or draft_length != plan.lengths[batch_size] or not 0 < time_ms < math.inf:
+    if draft_length != plan.lengths[batch_size] or not 0 < step_ms < math.inf:
         return balance_ms
-    lost = (time_ms - plan.per_token_ms[batch_size] * kept_tokens / batch_size) / steps
+    lost = step_ms - plan.per_token_ms[batch_size] * kept_tokens / batch_size
     price = plan.costs_ms[batch_size] / plan.steps + plan.per_token_ms[batch_size] * (draft_length + 1)
-    lost = min(max(lost, LEAST_COST * time_ms / steps), MOST_LOST * price)
+    lost = min(max(lost, LEAST_COST * step_ms), MOST_LOST * price)
     settled = balance_ms + plan.costs_ms[batch_size] - plan.steps * lost
     return settled if math.isfinite(settled) else balance_ms
 

@@ -41,13 +41,18 @@ def mismatched(fingerprint: Fingerprint, draft_lengths: Sequence[int]) -> dict[i
     return {length: frozenset(sizes) for length, sizes in graphs.mismatched_batch_sizes(settings).items()}
 
 
-def cells(profile: Profile, fingerprint: Fingerprint, max_batch_size: int) -> Flags:
+def cells(
+    profile: Profile, fingerprint: Fingerprint, max_batch_size: int, captured: Sequence[int] = ()
+) -> Flags:
     """Return which cells are hazardous, shape ``(len(draft_lengths), max_batch_size)``.
 
-    Column ``b - 1`` is batch size ``b``.
+    Column ``b - 1`` is batch size ``b``. ``captured`` are the lengths that the engine's start-up table named;
+    the profiled ones where it is empty.
     """
     found = np.zeros((len(profile.draft_lengths), max_batch_size), np.bool_)
-    for length, sizes in mismatched(fingerprint, profile.draft_lengths).items():
+    for length, sizes in mismatched(fingerprint, captured or profile.draft_lengths).items():
+        if length not in profile.draft_lengths:
+            continue
         row = profile.draft_lengths.index(length)
         found[row, [size - 1 for size in sizes if size <= max_batch_size]] = True
     for cell in profile.excluded:

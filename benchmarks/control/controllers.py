@@ -10,7 +10,7 @@ import numpy as np
 from control.engine import Machine, Workload
 from numpy.typing import NDArray
 
-from tabletune import controlling, costs, documents, estimating
+from tabletune import controlling, correcting, costs, documents, estimating
 
 Floats = NDArray[np.float64]
 
@@ -70,7 +70,8 @@ class Ours(Lookup):
         self.settles = settles
         self.unsettled = 0
         self.started: estimating.ExplorationPlan | None = None
-        self.account: tuple[int, float, int] = (0, 0.0, 0)
+        self.times: list[float] = []
+        self.kept = 0
 
     def length(self, batch_size: int, step_ms: float) -> int:
         """Return the table's length, or one that is explored."""
@@ -91,7 +92,7 @@ class Ours(Lookup):
         if found.reason == estimating.EXPLORED:
             self.held, self.left, self.held_at = found.draft_length, plan.steps - 1, batch_size
             self.explored_steps += 1
-            self.started, self.unsettled, self.account = plan, plan.steps + 2, (0, 0.0, 0)
+            self.started, self.unsettled, self.times, self.kept = plan, plan.steps + 2, [], 0
         return found.draft_length
 
     def see(self, batch_size: int, length: int, kept_tokens: int, step_ms: float, pure: bool) -> None:
@@ -100,11 +101,16 @@ class Ours(Lookup):
             return
         self.unsettled -= 1
         if pure and batch_size == self.held_at and length == self.held:
-            steps, time_ms, kept = self.account
-            self.account = steps + 1, time_ms + step_ms, kept + kept_tokens
+            self.times.append(step_ms)
+            self.kept += kept_tokens
         if not self.unsettled and self.settles:
             self.balance_ms = estimating.settle(
-                self.balance_ms, self.started, self.held_at, self.held, *self.account
+                self.balance_ms,
+                self.started,
+                self.held_at,
+                self.held,
+                correcting.typical(self.times),
+                self.kept / max(len(self.times), 1),
             )
 
     def second(self, window: controlling.Window, now: float) -> None:

@@ -9,7 +9,8 @@ trip over is modelled after what was measured:
 - a new request's prompt shares a step, which then takes 12 ms more (ENGINE.md 1), and has no draft yet;
 - step times vary by 2.5%, drift together by 3% over a minute or so, and 1% of them take 1.5 to 4 times as
   long (ENGINE.md 6);
-- what a controller may learn is what the plugin's tally would tell it: the times of quiet steps only.
+- what a controller may learn is what the plugin's tally would tell it: the times of pure steps where the
+  profile has GPU spans, of quiet ones where it has intervals.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class Machine:
     slowness: tuple[Slowness, ...] = ()
     stalls: tuple[tuple[int, int], ...] = ()
     """Changes of length after which eight steps take three times as long."""
-    quiet_row: int = QUIET_ROW
-    """Pure steps in a row that make one quiet."""
+    spans: bool = False
+    """Whether steps are timed by GPU spans, else by intervals."""
 
     @property
     def max_batch_size(self) -> int:
@@ -194,8 +195,8 @@ class Result:
 class Tally:
     """Gathers what the plugin's tally would, by its rules."""
 
-    def __init__(self, positions: int, quiet_row: int = QUIET_ROW) -> None:
-        self.positions, self.quiet_row = positions, quiet_row
+    def __init__(self, positions: int, spans: bool = False) -> None:
+        self.positions, self.spans = positions, spans
         self.row = self.age = 0
         self.batch_size = -1
         self.before: tuple[int, int, float] | None = None
@@ -219,7 +220,7 @@ class Tally:
             self.row = 0
         else:
             self.row = self.row + 1 if batch_size == self.batch_size else 1
-        if self.before is not None and self.row >= self.quiet_row:
+        if self.before is not None and (self.spans or self.row >= QUIET_ROW):
             size, length, taken = self.before
             times = self.times.setdefault((size, length), [])
             if len(times) < MOST_TIMES:
@@ -300,7 +301,7 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
     rows = {length: row for row, length in enumerate(machine.draft_lengths)}
     times, size_limit = machine.step_times_ms.tolist(), machine.max_batch_size
     positions = machine.draft_lengths[-1]
-    tally = Tally(positions, machine.quiet_row)
+    tally = Tally(positions, machine.spans)
     driver.second(tally.take(0.0), 0.0)
 
     remaining = np.zeros(0, dtype=np.int64)

@@ -87,7 +87,7 @@ def measure(seeds: list[int]) -> tuple[dict[str, list[scenarios.Row]], list[scen
         advised, (128, 160), seeds, settles=False, only=some, what="explorations not settled"
     )
     results["wrong"] += scenarios.wrong(
-        scenarios.relaxed("h200-advised"), (160, 252), seeds, only=some, what="pure steps timed"
+        scenarios.by_intervals("h200-advised"), (160, 252), seeds, only=some, what="quiet steps timed"
     )
     results["slow"] = scenarios.slow_minutes("h200-advised", (8, 128), seeds)
     results["stalls"] = scenarios.stalls("h200-advised", seeds)

@@ -365,9 +365,9 @@ def timeline(world: World, load: int, seed: int) -> Row:
     }
 
 
-def relaxed(name: str) -> World:
-    """Return the world in which any pure step after another is timed, as GPU spans would allow."""
-    return World(name, replace(workloads.machine(name), quiet_row=2))
+def by_intervals(name: str) -> World:
+    """Return the world in which quiet steps only are timed, as where there are no GPU spans."""
+    return World(name, replace(workloads.machine(name), spans=False))
 
 
 def _measure(workload: Workload) -> Callable[[Result], float]:

@@ -46,7 +46,8 @@ def machine(name: str) -> Machine:
     found = document(name)
     model = costs.CostModel.from_profile(found.profile, found.fingerprint)
     times = model.step_times(found.max_batch_size)
-    return Machine(found.profile.draft_lengths, times, PROMPT_MS[name])
+    spans = found.profile.measure is documents.Measure.GPU_SPAN
+    return Machine(found.profile.draft_lengths, times, PROMPT_MS[name], spans=spans)
 
 
 def with_profile(found: Document, profile: Profile) -> Document:

@@ -2,8 +2,8 @@
 
 The runtime's thread calls :meth:`Controller.tick`. Everything the plugin may do wrong to a serving engine
 comes together here, so the order is that of caution: a table that worked stays until another one has been
-read, checked and planned for; whatever raises is told, counted and started over from the document, and after
-:data:`MOST_FAILURES` times left alone for good, with the last table in force.
+read, checked and planned for. Whatever raises is told and counted, and changes nothing but that a window is
+lost. After :data:`MOST_FAILURES` times the table in force is left alone, until another document begins anew.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Controller:
             "TableTune's controller failed (%d of %d times); %s",
             self._attempts,
             MOST_FAILURES,
-            "it starts over from the document"
+            "the table in force stays"
             if self._attempts < MOST_FAILURES
-            else "the table of now stays",
+            else "the table in force stays for good",
         )
         if self._attempts == MOST_FAILURES:
             self.report = replace(
@@ -108,8 +108,6 @@ class Controller:
             logger.error("TableTune's control is off until there is another document; serving goes on")
             if self._steering.lookup is not None:
                 self._steering.put_in_force(self._steering.lookup)
-        elif self._plan is not None:
-            self._state = controlling.begin(self._plan)
 
     # The file
 
@@ -141,10 +139,13 @@ class Controller:
             return states.FINGERPRINT_REFUSED, message
         try:
             control = self._control_for(document)
-            plan = controlling.plan(document, control, engine.max_num_seqs, engine.fingerprint)
+            plan = controlling.plan(
+                document, control, engine.max_num_seqs, engine.fingerprint, engine.lengths
+            )
             state = controlling.begin(plan)
             fresh = state.lookup
-            if self._state is not None:
+            # What was learnt may be what raised.
+            if self._state is not None and self._attempts < MOST_FAILURES:
                 state = controlling.carry(plan, self._state)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"[:500]
@@ -244,7 +245,7 @@ class Controller:
         if plan is None or state is None or control is None or self.report.mode is Mode.FOLLOW:
             return
         if not comparable:
-            window = replace(window, step_times=(), changes=())
+            window = replace(window, step_times=(), changes=(), timed=False)
         self._state, outcome = controlling.advance(plan, state, window)
         changed = outcome.lookup != state.lookup
         self.report = replace(
@@ -269,9 +270,12 @@ class Controller:
         document = self.report.document
         if plan is None or document is None:
             return False
-        spans = document.profile.measure is Measure.GPU_SPAN
-        self._tally.measure_spans(spans and self._measures_spans())
-        return not spans or self._measures_spans()
+        measure = document.profile.measure
+        spans = self._measures_spans()
+        comparable = measure is not Measure.GPU_SPAN or spans
+        self._tally.measure_spans(measure is Measure.GPU_SPAN and spans)
+        self._steering.measure = measure if comparable else None
+        return comparable
 
     def _tell(self, outcome: controlling.Outcome) -> None:
         changes = [

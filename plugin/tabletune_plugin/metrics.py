@@ -93,7 +93,7 @@ def _activity(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield _counter(
         "tabletune_failures",
-        "Exceptions in TableTune's controller, after each of which it started over.",
+        "Exceptions in TableTune's controller, after each of which the table in force stayed.",
         [],
         [([], float(report.failures))],
     )

@@ -58,7 +58,6 @@ class Runtime:
         settings: Settings,
         tap: Tap,
         *,
-        gpu_span_ms: Callable[[int], float | None],
         measures_spans: Callable[[], bool],
     ) -> Runtime:
         """Return the running runtime of an engine core; the table is in force, if there was one in time."""
@@ -67,7 +66,7 @@ class Runtime:
             engine.longest,
             uniform_drafts=engine.uniform_drafts,
             asynchronous=engine.asynchronous,
-            gpu_span_ms=gpu_span_ms,
+            gpu_span_ms=tap.gpu_span_ms,
         )
         steering = Steering(tap)
         controller = Controller(

@@ -125,6 +125,6 @@ class Report:
     shifts: int = 0
     """Switches of the workload that were noticed."""
     failures: int = 0
-    """Exceptions of the controller's own, after each of which it started over."""
+    """Exceptions of the controller's own, after each of which the table in force stayed."""
     comparable: bool = False
     """Whether live step times are of the profile's measure."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from tabletune import estimating
+from tabletune import correcting, estimating
+from tabletune.documents import Measure
 from tabletune.estimating import ExplorationPlan
 from tabletune_plugin.engine.steps import Step
 
@@ -25,9 +26,13 @@ class Tap(Protocol):
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Put ``lookup`` in force from the next scheduled step on."""
 
+    def gpu_span_ms(self, number: int) -> float | None:
+        """Return the GPU's time of a step, milliseconds; ``None`` while, or where, it is not known."""
+
 
 DRAIN_STEPS = 4
-"""Steps after an exploration until its last drafts are verified, whatever the scheduling."""
+"""Steps after an exploration until its last drafts are verified and their GPU spans have come, whatever the
+scheduling."""
 
 
 @dataclass(slots=True)
@@ -39,10 +44,12 @@ class _Exploration:
     length: int
     left: int
     """Steps for which the length is still held; 0 or less while the last ones drain."""
-    steps: int = 0
-    """Pure steps at the batch size that verified the length."""
-    time_ms: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    """Numbers of the pure steps at the batch size that verified the length."""
+    intervals_ms: list[float] = field(default_factory=list)
+    """Their times from result to result."""
     kept_tokens: int = 0
+    """Output tokens that they kept."""
 
 
 class Steering:
@@ -58,6 +65,9 @@ class Steering:
         self._length = -1
         self._exploration: _Exploration | None = None
         self._explorations = 0
+        self.measure: Measure | None = None
+        """The profile's measure, if steps can be timed in it: what an exploration cost is told in it, as its
+        price is. ``None``: the price stands."""
 
     @property
     def lookup(self) -> tuple[int, ...] | None:
@@ -126,8 +136,8 @@ class Steering:
         interval = step.interval_ms
         pure = step.prompt_tokens == 0 and step.new_requests == 0 and interval == interval
         if same and pure and length == exploration.length:
-            exploration.steps += 1
-            exploration.time_ms += interval
+            exploration.steps.append(step.number)
+            exploration.intervals_ms.append(interval)
             exploration.kept_tokens += step.kept_tokens
         holding = exploration.left > 0
         exploration.left = exploration.left - 1 if same or not holding else 0
@@ -140,7 +150,15 @@ class Steering:
                 exploration.plan,
                 exploration.batch_size,
                 exploration.length,
-                exploration.steps,
-                exploration.time_ms,
-                exploration.kept_tokens,
+                correcting.typical(self._times(exploration)),
+                exploration.kept_tokens / max(len(exploration.steps), 1),
             )
+
+    def _times(self, exploration: _Exploration) -> list[float]:
+        """Return the times of its steps in the profile's measure, as far as they are known."""
+        if self.measure is Measure.QUIET_INTERVAL:
+            return exploration.intervals_ms
+        if self.measure is Measure.GPU_SPAN:
+            spans = map(self._tap.gpu_span_ms, exploration.steps)
+            return [span for span in spans if span is not None]
+        return []

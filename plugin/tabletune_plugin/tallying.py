@@ -4,15 +4,18 @@ The tap calls :meth:`Tally.add` once per step. It must cost a few microseconds w
 requests, never grow, and still tell all that the control and the metrics need. So it only adds to counters;
 whoever wants to know takes what has gathered (:meth:`Tally.take`, once a second) or copies the totals.
 
-Which steps are timed is the profile's own rule (``tabletune_profiler.sweeping``, with the same numbers from
+Which steps are timed follows the profile's rule (``tabletune_profiler.sweeping``, with the same numbers from
 ``engine.steps``), since live times are believed only against a profile of the same measure (ENGINE.md 4):
 
-- the step, the two before it and the one after it are pure decode steps of the same batch size;
+- the step is a pure decode step;
 - the length in force has been the same for so long that drafting, verifying, caches and allocator follow it;
-- where every request gets a full draft, exactly that many tokens were verified.
+- where every request gets a full draft, exactly that many tokens were verified;
+- by intervals, from result to result, also the two steps before it and the one after it are pure decode steps
+  of the same batch size: what the host does for a prompt shows in the intervals around its step. A GPU span,
+  which is taken where the profile has spans, holds the step's own work only. Under load steps with prompts
+  lie so close that quiet ones nearly vanish, and what is explored would hardly ever be timed.
 
-The time is the GPU's span where the profile has spans, read some steps later when it has come; else the
-interval from result to result.
+Spans are read some steps later, when they have come.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ DECODE, MIXED = "decode", "mixed"
 
 StepKey = tuple[str, int, str]
 """Batch bucket, length in force, kind."""
+
+_Timed = tuple[int, float, int, tuple[int, int]]
+"""Number, interval and verified tokens of a step that may be timed, and its cell: batch size and length."""
 
 
 def buckets(max_batch_size: int) -> tuple[str, ...]:
@@ -157,7 +163,7 @@ class Tally:
         # Of the steps before, what the next one needs: the length that they drafted and for how many steps it
         # has been the same, pure steps in a row and their batch size, and the last step itself.
         self._length = self._age = self._row = self._batch_size = 0
-        self._last: tuple[int, float, int] | None = None
+        self._last: _Timed | None = None
         self._change: _Change | None = None
         # What waits for spans: the step, and the cell or the change that its time belongs to. A change that
         # is complete once the spans before it have come is there with step -1.
@@ -245,9 +251,9 @@ class Tally:
             total[1] += interval * 1e-3
 
         self._row = (self._row + 1 if batch_size == self._batch_size else 1) if pure else 0
-        if self._last is not None and self._row >= QUIET_ROW:
-            # This step is the one after; the one before stands in a row of pure steps.
-            self._time(window, self._last, batch_size, length)
+        if self._last is not None and (self._spans or self._row >= QUIET_ROW):
+            # This step is the one after; the one before stands in a row of pure steps, if that matters.
+            self._time(window, self._last)
         if self._change is not None:
             self._watch(window, self._change, step, pure and timed)
         if next_length != length:
@@ -260,7 +266,7 @@ class Tally:
         if self._pending:
             self._read_spans(window, step.number)
         settled = pure and timed and self._age >= self._settled
-        self._last = (step.number, interval, step.drafted_tokens) if settled else None
+        self._last = (step.number, interval, step.drafted_tokens, (batch_size, length)) if settled else None
         self._length, self._batch_size = next_length, batch_size
 
     def _count_drafts(self, counts: _Counts, step: Step, length: int) -> None:
@@ -274,14 +280,15 @@ class Tally:
         if not self._uniform:
             counts.not_proposed += max(0, step.batch_size - step.new_requests - drafts)
 
-    def _time(self, window: _Window, last: tuple[int, float, int], batch_size: int, length: int) -> None:
-        number, interval, drafted_tokens = last
+    def _time(self, window: _Window, last: _Timed) -> None:
+        number, interval, drafted_tokens, cell = last
+        batch_size, length = cell
         if self._uniform and drafted_tokens != batch_size * length:
             return
         if self._spans:
-            self._pending.append((number, (batch_size, length)))
+            self._pending.append((number, cell))
         else:
-            self._keep(window, (batch_size, length), interval)
+            self._keep(window, cell, interval)
 
     def _keep(self, window: _Window, cell: tuple[int, int], milliseconds: float) -> None:
         times = window.times.get(cell)

@@ -153,11 +153,14 @@ def test_tally_watches_eight_steps_after_a_change_mixed_ones_included() -> None:
     assert (change.before, change.after, change.times_ms) == (3, 2, (15.0,) * 4)
 
 
-def tallied(sizes: tuple[int, ...], seed: int) -> tuple[controlling.Window, controlling.Window]:
+def tallied(
+    sizes: tuple[int, ...], seed: int, spans: bool = False
+) -> tuple[controlling.Window, controlling.Window]:
     """What the simulator's tally and the plugin's make of the same steps, in that order."""
     chance = np.random.default_rng(seed)
-    simulated = Tally(3)
-    real = tallying.Tally(9, 3, uniform_drafts=True, asynchronous=True, gpu_span_ms=lambda _: None)
+    simulated = Tally(3, spans)
+    real = tallying.Tally(9, 3, uniform_drafts=True, asynchronous=True, gpu_span_ms=float)
+    real.measure_spans(spans)
     verified, batch_size = 0, sizes[0]
     for number in range(400):
         # At first no length is known, and in the end a change is to be watched to its eighth step.
@@ -181,9 +184,10 @@ def tallied(sizes: tuple[int, ...], seed: int) -> tuple[controlling.Window, cont
     return simulated.take(1.0), real.take(1.0)
 
 
+@pytest.mark.parametrize("spans", [False, True], ids=["intervals", "spans"])
 @pytest.mark.parametrize("seed", range(5))
-def test_simulated_tally_times_the_steps_that_the_plugin_does(seed: int) -> None:
-    simulated, real = tallied((7, 8, 9), seed)
+def test_simulated_tally_times_the_steps_that_the_plugin_does(seed: int, spans: bool) -> None:
+    simulated, real = tallied((7, 8, 9), seed, spans)
     assert len(real.step_times) > 6
     assert simulated.step_times == real.step_times
 

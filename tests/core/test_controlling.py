@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabletune import controlling, documents, estimating, tables
+from tabletune import controlling, documents, estimating, graphs, tables
 from tabletune.controlling import LengthChange, Outcome, Plan, State, StepTimes, Window
 from tabletune.documents import Control, Document
 from tabletune.estimating import Counts
@@ -162,6 +162,31 @@ def test_length_that_is_not_allowed_is_left_for_the_best_allowed_one() -> None:
     assert controlling.begin(plan(control=control)).lookup == (0, *[1] * 64)
 
 
+def test_graphs_are_those_of_the_lengths_that_the_engine_was_started_for() -> None:
+    # vLLM files the token counts of all captured lengths together: with graphs for multiples of 5 too, other
+    # batch sizes find none at the profiled lengths. Without graphs for length 2 none finds one.
+    found = h200_document(3)
+    profiled = controlling.plan(found, ADAPT, 256, found.fingerprint)
+    assert np.array_equal(
+        profiled.grid.kinds,
+        controlling.plan(found, ADAPT, 256, found.fingerprint, (0, 1, 2, 3)).grid.kinds,
+    )
+    more = controlling.plan(found, ADAPT, 256, found.fingerprint, (0, 1, 2, 3, 4))
+    fewer = controlling.plan(found, ADAPT, 256, found.fingerprint, (0, 1, 3))
+    for other, captured in ((more, (0, 1, 2, 3, 4)), (fewer, (0, 1, 3))):
+        engine = graphs.GraphSettings.from_fingerprint(found.fingerprint, captured)
+        for row, length in enumerate((0, 1, 2, 3)):
+            kinds = graphs.dispatch_batches(engine, np.arange(1, 257), length).kinds
+            assert np.array_equal(other.grid.kinds[row], kinds)
+        hazardous = graphs.mismatched_batch_sizes(engine)
+        for row, length in enumerate((0, 1, 2, 3)):
+            sizes = {int(column) + 1 for column in np.flatnonzero(other.hazardous[row])}
+            assert sizes == set(hazardous.get(length, ()))
+        assert not np.array_equal(other.grid.kinds, profiled.grid.kinds)
+        assert not np.array_equal(other.hazardous, profiled.hazardous)
+    assert (fewer.grid.kinds[2] != graphs.FULL).all()
+
+
 def test_pinned_batch_sizes_have_their_length_from_the_start() -> None:
     control = ADAPT.model_copy(update={"pinned": ((2, 3, 0),)})
     serving = Serving(plan(control=control))
@@ -263,6 +288,17 @@ def test_stale_costs_are_explored_by_several_steps_in_a_row() -> None:
     assert outcome.exploration.steps == controlling.EXPLORATION_STEPS
     assert outcome.exploration.lengths[8] != outcome.lookup[8]
     assert math.isfinite(outcome.exploration.costs_ms[8])
+
+
+def test_costs_are_not_explored_where_nobody_can_see_them() -> None:
+    # Acceptance is known well, to the last second; only what other lengths cost is in doubt.
+    def lengths(timed: bool) -> set[int]:
+        serving = Serving(plan())
+        serving.advance(Window(1.0, counted(50_000.0, CODE), timed=timed), windows=3)
+        return set(serving.outcome.exploration.lengths[1:])
+
+    assert lengths(timed=False) == {3}
+    assert lengths(timed=True) != {3}
 
 
 def test_known_costs_are_not_explored() -> None:
@@ -406,6 +442,15 @@ def test_live_costs_stay_while_the_profile_does() -> None:
     other = plan(document(times))
     fresh = controlling.carry(other, serving.state)
     np.testing.assert_array_equal(fresh.correction.step_times_ms, other.grid.profiled_ms)
+
+
+def test_when_drafts_last_came_stays_with_a_new_document() -> None:
+    # Else it would try drafts at once, as if none had come for long.
+    serving = Serving(plan())
+    serving.serve(8, windows=30)
+    carried = controlling.carry(serving.plan, serving.state)
+    assert carried.late == serving.state.late
+    assert min(carried.late.drafted) > estimating.LATE_DRAFTS
 
 
 def test_edges_to_avoid_are_forgotten_with_a_new_document() -> None:

@@ -206,11 +206,14 @@ class TestDeciding:
         assert found.reason == estimating.WITHIN_HYSTERESIS
         assert found.largest_gain == pytest.approx(0.015)
 
-    def test_too_few_drafts_change_nothing(self) -> None:
+    def test_too_few_drafts_are_the_reason_why_nothing_changes_and_none_against_a_change(self) -> None:
         control = documents.Control(min_drafts=2_000)
+        found = estimating.decide((0, 0, 0), rows([9, 9], [9, 9], [1, 1]), LENGTHS, control, drafts=1_999.0)
+        assert (found.lookup, found.reason) == ((0, 0, 0), estimating.TOO_FEW_DRAFTS)
+        assert (found.drafts, found.needed) == (1_999.0, 2_000)
+        # By what costs say, it changes before.
         found = estimating.decide((0, 0, 0), rows([1, 1], [9, 9], [1, 1]), LENGTHS, control, drafts=1_999.0)
-        assert found.lookup == (0, 0, 0)
-        assert (found.reason, found.drafts, found.needed) == (estimating.TOO_FEW_DRAFTS, 1_999.0, 2_000)
+        assert (found.lookup, found.reason) == ((0, 1, 1), estimating.CORRECTED)
         assert found.largest_gain == pytest.approx(8.0)
 
     def test_ranges_stay_in_one_piece_where_that_gains_enough(self) -> None:
@@ -551,25 +554,23 @@ class TestSettling:
         # Paid 2 ms a step for length 2 at 2 requests; it took 7 ms and kept 2 tokens a request, for which
         # length 0 takes 10: only the least stays paid, 2% of 7 ms.
         found = plan((0, 0, 0, 0), Live.none(2))
-        settled = estimating.settle(-1.0, found, 2, 2, steps=3, time_ms=21.0, kept_tokens=12)
+        settled = estimating.settle(-1.0, found, 2, 2, step_ms=7.0, kept_tokens=4)
         assert settled == pytest.approx(-1.0 + 2.0 - 0.02 * 7.0)
 
     def test_loss_beyond_the_price_is_paid(self) -> None:
         # Each step took 9 ms and kept a token a request, 5 ms' worth: 4 ms lost, 2 of them paid.
         found = plan((0, 0, 0, 0), Live.none(2))
-        assert estimating.settle(1.0, found, 2, 2, 3, 27.0, 6) == pytest.approx(1.0 + 2.0 - 4.0)
+        assert estimating.settle(1.0, found, 2, 2, 9.0, 2) == pytest.approx(1.0 + 2.0 - 4.0)
 
     def test_hiccup_while_exploring_is_no_debt_of_minutes(self) -> None:
         # The price of a step is 2 ms and at most 3 tokens of 5 ms: 17, four times that at the most.
         found = plan((0, 0, 0, 0), Live.none(2))
-        assert estimating.settle(0.0, found, 2, 2, 3, 5_000.0, 6) == pytest.approx(2.0 - 4 * 17.0)
+        assert estimating.settle(0.0, found, 2, 2, 1_700.0, 2) == pytest.approx(2.0 - 4 * 17.0)
 
-    @pytest.mark.parametrize(
-        ("length", "steps", "time_ms"), [(2, 0, 0.0), (1, 3, 27.0), (2, 3, math.nan), (2, 3, math.inf)]
-    )
-    def test_price_stands_where_nothing_was_measured(self, length: int, steps: int, time_ms: float) -> None:
+    @pytest.mark.parametrize(("length", "step_ms"), [(2, 0.0), (1, 9.0), (2, math.nan), (2, math.inf)])
+    def test_price_stands_where_nothing_was_measured(self, length: int, step_ms: float) -> None:
         found = plan((0, 0, 0, 0), Live.none(2))
-        assert estimating.settle(1.0, found, 2, length, steps, time_ms, 6) == 1.0
+        assert estimating.settle(1.0, found, 2, length, step_ms, 2) == 1.0
 
     @settings(max_examples=40, deadline=None)
     @given(
@@ -592,11 +593,11 @@ class TestSettling:
             balance = step.balance_ms
             if step.reason != estimating.EXPLORED:
                 continue
-            took = 4 * slower * TIMES[step.draft_length, batch_size - 1]
-            tokens = 4 * acceptance.expected_tokens((accepted, accepted**2), 1.0, step.draft_length)
-            loss = took - tokens * TIMES[0, batch_size - 1]
-            lost, dearest, serving = lost + loss, max(dearest, loss), serving + took
+            took = slower * TIMES[step.draft_length, batch_size - 1]
+            tokens = acceptance.expected_tokens((accepted, accepted**2), 1.0, step.draft_length)
+            loss = 4 * (took - tokens * TIMES[0, batch_size - 1])
+            lost, dearest, serving = lost + loss, max(dearest, loss), serving + 4 * took
             balance = estimating.settle(
-                balance, found, batch_size, step.draft_length, 4, took, tokens * batch_size
+                balance, found, batch_size, step.draft_length, took, tokens * batch_size
             )
         assert lost <= share * serving + max(dearest, 0.0) + 1e-6

@@ -125,6 +125,8 @@ class Tap:
 
     def __init__(self) -> None:
         self.lookups: list[tuple[int, ...]] = []
+        self.spans: dict[int, float] = {}
+        """GPU spans by step, milliseconds."""
 
     @property
     def lookup(self) -> tuple[int, ...]:
@@ -134,6 +136,9 @@ class Tap:
         if len(lookup) != MAX_NUM_SEQS + 1:
             raise ValueError(f"a lookup of {len(lookup)} entries")
         self.lookups.append(tuple(lookup))
+
+    def gpu_span_ms(self, number: int) -> float | None:
+        return self.spans.get(number)
 
 
 def step(

@@ -320,7 +320,8 @@ def test_costs_are_corrected_only_in_the_profiles_measure(
     rig.tick(3)
     rig.serve(50)
     rig.tick(3)
-    assert rig.report.comparable is comparable
+    assert rig.report.comparable is windows[-1].timed is comparable
+    assert rig.steering.measure is (measure if comparable else None)
     # Spans that are recorded never come in this test, so there are none to give.
     assert bool(windows[-1].step_times) is (measure is Measure.QUIET_INTERVAL)
 
@@ -347,7 +348,33 @@ def test_idle_engine_costs_nothing_and_time_goes_on(path: Path, monkeypatch: pyt
 # Its own failures
 
 
-def test_failing_control_starts_over_and_then_leaves_the_table_alone(
+def test_failing_control_keeps_the_corrected_table_and_goes_on_from_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    rig = Rig(path, TABLETUNE_MODE="adapt")
+    rig.write(engines.document((2, 2, 2, 2), control=Control(min_drafts=100)))
+    for _ in range(6):
+        rig.serve(200, length=2, accepted=(0, 0))
+        rig.tick(2)
+    corrected = (0, 0, 0, 0, 0)
+    assert rig.report.lookup == corrected != rig.report.document_lookup
+    with monkeypatch.context() as patched:
+        patched.setattr(controlling, "advance", fail)
+        rig.serve(5, length=0, interval_ms=10.0)
+        rig.tick(3)
+    assert "the table in force stays" in caplog.text
+    for _ in range(3):
+        # By the document's acceptance it would go back to 2.
+        rig.serve(5, length=0, interval_ms=10.0)
+        rig.tick(3)
+        assert rig.steering.lookup == rig.report.lookup == corrected
+    assert (rig.report.reason, rig.report.failures) == (states.ADAPTING, 1)
+
+
+def test_failing_control_is_told_and_in_the_end_left_alone(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -382,6 +409,7 @@ def test_another_document_starts_the_control_again(path: Path, monkeypatch: pyte
     rig.write(engines.document((1, 1, 1, 1), generation=2))
     rig.tick()
     assert (0, 1, 1, 1, 1) in rig.tap.lookups
+    assert rig.report.failures == controller.MOST_FAILURES
     assert (rig.report.active, rig.report.reason) == (True, states.ADAPTING)
     rig.serve(5)
     rig.tick(2)

@@ -45,7 +45,6 @@ def start(path: Path, tap: engines.Tap) -> Iterator[Start]:
                 engines.engine(),
                 chosen,
                 tap,
-                gpu_span_ms=lambda number: None,
                 measures_spans=lambda: False,
             )
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tabletune import estimating
+from tabletune.documents import Measure
 from tabletune.estimating import ExplorationPlan
 from tabletune_plugin.steering import Steering
 from tests.plugin import engines
@@ -36,7 +37,9 @@ def tap() -> engines.Tap:
 
 @pytest.fixture
 def steering(tap: engines.Tap) -> Steering:
-    return Steering(tap)
+    made = Steering(tap)
+    made.measure = Measure.QUIET_INTERVAL
+    return made
 
 
 def test_lookup_is_put_in_force(tap: engines.Tap, steering: Steering) -> None:
@@ -124,28 +127,64 @@ def test_exploration_that_cost_less_than_its_price_is_paid_back(tap: engines.Tap
     assert serve(5_000, explored_ms=12.1) > 1.5 * serve(5_000, explored_ms=16.0) > 0
 
 
-@pytest.mark.parametrize("late", [1, 2], ids=["synchronous", "asynchronous"])
-def test_exploration_is_settled_by_all_steps_that_verified_its_drafts(
-    tap: engines.Tap, steering: Steering, monkeypatch: pytest.MonkeyPatch, late: int
-) -> None:
-    settled: list[tuple[int, float, int]] = []
+def settled(
+    tap: engines.Tap,
+    steering: Steering,
+    monkeypatch: pytest.MonkeyPatch,
+    intervals_ms: tuple[float, float, float],
+    late: int = 1,
+) -> tuple[float, float]:
+    """Explore once, by three steps that take ``intervals_ms``; returns what it is settled by."""
+    found: list[tuple[float, float]] = []
 
-    def settle(balance_ms: float, plan: ExplorationPlan, *found: Any) -> float:
-        batch_size, draft_length, steps, time_ms, kept_tokens = found
+    def settle(balance_ms: float, plan: ExplorationPlan, *given: Any) -> float:
+        batch_size, draft_length, *rest = given
         assert (batch_size, draft_length) == (2, 2)
-        settled.append((steps, time_ms, kept_tokens))
+        found.append((rest[0], rest[1]))
         return -1e9  # never again
 
     monkeypatch.setattr(estimating, "settle", settle)
     steering.put_in_force(LOOKUP, plan(cost_ms=0.0, steps=3), share=0.01)
     # A step drafts what the lookup said when it was scheduled; the next one verifies it.
-    scheduled, length = [0] * late, 0
+    scheduled, length, left = [0] * late, 0, list(intervals_ms)
     for number in range(30):
         next_length = scheduled.pop(0)
-        steering.add(engines.step(number, length=length, next_length=next_length, accepted=(1, 0)[:length]))
+        interval = left.pop(0) if length else 12.0
+        step = engines.step(
+            number, length=length, next_length=next_length, interval_ms=interval, accepted=(1, 0)[:length]
+        )
+        steering.add(step)
         scheduled.append(tap.lookup[2])
         length = next_length
-    assert settled == [(3, 36.0, 9)]
+    assert not left
+    (only,) = found
+    return only
+
+
+@pytest.mark.parametrize("late", [1, 2], ids=["synchronous", "asynchronous"])
+def test_exploration_is_settled_by_all_steps_that_verified_its_drafts(
+    tap: engines.Tap, steering: Steering, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    # Three tokens of the two requests in each, 12 ms typically; the long tail has no say.
+    assert settled(tap, steering, monkeypatch, (11.0, 12.0, 60.0), late) == (12.0, 3.0)
+
+
+def test_exploration_is_settled_in_the_profiles_measure(
+    tap: engines.Tap, steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By GPU spans, of which one never came; intervals hold what the host did.
+    steering.measure = Measure.GPU_SPAN
+    tap.spans = {number: 8.0 for number in range(30) if number != 3}
+    assert settled(tap, steering, monkeypatch, (50.0, 50.0, 50.0)) == (8.0, 3.0)
+
+
+def test_exploration_whose_steps_cannot_be_timed_keeps_its_price(
+    tap: engines.Tap, steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steering.measure = None
+    step_ms, kept_tokens = settled(tap, steering, monkeypatch, (50.0, 50.0, 50.0))
+    assert math.isnan(step_ms)
+    assert kept_tokens == 3.0
 
 
 def test_exploration_ends_with_another_batch_size(tap: engines.Tap, steering: Steering) -> None:

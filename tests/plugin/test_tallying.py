@@ -320,6 +320,23 @@ def test_spans_of_a_change_are_told_too() -> None:
     assert change.times_ms == tuple(100.0 + number for number in range(4, 12))
 
 
+@pytest.mark.parametrize(
+    ("disturbed", "timed"),
+    [({"prompt_tokens": 5}, False), ({"new_requests": 1}, False), ({"batch_size": 3}, True)],
+    ids=lambda fields: next(iter(fields)) if isinstance(fields, dict) else None,
+)
+def test_span_of_a_step_near_a_disturbed_one_counts(disturbed: dict[str, Any], timed: bool) -> None:
+    # A span holds the step's own work, an interval what the host did for its neighbours too.
+    counter = tally(gpu_span_ms=float)
+    counter.measure_spans(True)
+    steps = [dict(PLAIN) for _ in range(16)]
+    steps[8] |= disturbed
+    add(counter, *steps)
+    found = times(counter.take(1.0))
+    assert found[2, 2] == tuple(float(number) for number in range(4, 15) if number != 8)
+    assert found.get((3, 2)) == ((8.0,) if timed else None)
+
+
 def test_another_measure_starts_the_times_over() -> None:
     counter = tally()
     add(counter, *MORE_PLAIN)

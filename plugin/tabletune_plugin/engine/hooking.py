@@ -221,7 +221,6 @@ class _Hook:
                 engine,
                 chosen,
                 self.tap,
-                gpu_span_ms=self.tap.gpu_span_ms,
                 measures_spans=lambda: bool(self._spans),
             )
         except Exception:
