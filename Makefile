@@ -119,6 +119,9 @@ lock: setup ## Pin the requirements with hashes; UPGRADE=--upgrade takes the new
 	$(COMPILE) pyproject.toml --extra plugin --extra test --constraints requirements/engine.txt \
 	  --output-file requirements/core.txt
 	$(COMPILE) requirements/uv.in --constraints requirements/engine.txt --output-file requirements/uv.txt
+	$(COMPILE) requirements/images.in --constraints requirements/engine.txt --output-file requirements/images.txt
+	for extra in operator profiler; do $(COMPILE) pyproject.toml --extra $$extra --constraints requirements/engine.txt \
+	  --output-file requirements/$$extra.txt || exit 1; done
 
 .PHONY: check-lock
 check-lock: setup ## Fail where `make lock` would change a pin; the difference is then there to commit
