@@ -92,6 +92,7 @@ lint: setup ## Check style, types, the layers' contracts and the generated pages
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate_reference.py --check
 	$(BIN)/python tools/generate_api.py --check
+	$(BIN)/python tools/generate_chart.py --check
 
 .PHONY: format
 format: setup ## Format the code and fix what can be fixed by itself
@@ -108,6 +109,7 @@ benchmark: model ## Run the benchmarks; results go to benchmarks/results
 generate: setup ## Regenerate the JSON Schema and the reference of the command line
 	$(BIN)/python tools/generate_reference.py
 	$(BIN)/python tools/generate_api.py
+	$(BIN)/python tools/generate_chart.py
 
 # Pins stay as they are unless the project's needs changed; `make lock UPGRADE=--upgrade` takes the newest.
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
