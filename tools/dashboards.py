@@ -329,7 +329,7 @@ def _place(left: int, top: int, width: int, height: int) -> dict[str, int]:
 def _panel(panel: Panel) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit}
     if panel.kind == "timeseries":
-        custom = {"fillOpacity": 20 if panel.stacked else 0, "showPoints": "never"}
+        custom: dict[str, Any] = {"fillOpacity": 20 if panel.stacked else 0, "showPoints": "never"}
         custom |= {"stacking": {"mode": "normal"}} if panel.stacked else {}
         defaults |= {"custom": custom, "min": 0}
     found = {
@@ -359,14 +359,9 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def _variables() -> list[dict[str, Any]]:
-    source: dict[str, Any] = {
-        "name": "datasource",
-        "label": "Prometheus",
-        "type": "datasource",
-        "query": "prometheus",
-    }
+    kind = {"type": "datasource", "query": "prometheus"}
     return [
-        source,
+        {"name": "datasource", "label": "Prometheus", **kind},
         _variable("namespace", "Namespace", "label_values(tabletune_active, namespace)"),
         _variable(
             "draft_table",
