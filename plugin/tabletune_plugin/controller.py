@@ -103,6 +103,7 @@ class Controller:
                 self.report,
                 active=False,
                 reason=states.CONTROLLER_FAILED,
+                also=(),
                 message=f"the controller failed {MOST_FAILURES} times; the table of then stays in force",
             )
             logger.error("TableTune's control is off until there is another document; serving goes on")
@@ -171,8 +172,10 @@ class Controller:
             differences=differences,
         )
         if not engine.users_table:
-            reason, message = self._reason(mode, control.mode, serious)
-            self.report = replace(self.report, active=True, reason=reason, message=message)
+            found = self._reasons(mode, control.mode, serious)
+            reason, *also = found
+            message = "; ".join(filter(None, found.values()))
+            self.report = replace(self.report, active=True, reason=reason, also=tuple(also), message=message)
         if serious:
             logger.warning("TableTune's table was profiled elsewhere: %s", "; ".join(serious))
         return following.LOADED, f"generation {document.generation}, mode {mode}"
@@ -210,21 +213,21 @@ class Controller:
             )
 
     @staticmethod
-    def _reason(mode: Mode, asked: Mode, serious: Sequence[str]) -> tuple[str, str]:
-        """Return reason and message of an active plugin."""
+    def _reasons(mode: Mode, asked: Mode, serious: Sequence[str]) -> dict[str, str]:
+        """Return the reasons of an active plugin, each with its message: what is amiss, else the mode."""
+        found = {}
         if serious:
-            return states.FINGERPRINT_DIFFERS, "; ".join(serious)
+            found[states.FINGERPRINT_DIFFERS] = "; ".join(serious)
         if mode is not asked:
-            return (
-                states.STATISTICS_OFF,
-                "the engine counts no drafts (--disable-log-stats): the table is followed, not corrected",
+            found[states.STATISTICS_OFF] = (
+                "the engine counts no drafts (--disable-log-stats): the table is followed, not corrected"
             )
-        reasons = {
+        modes = {
             Mode.FOLLOW: states.FOLLOWING,
             Mode.ADAPT: states.ADAPTING,
             Mode.OBSERVE: states.OBSERVING,
         }
-        return reasons[mode], ""
+        return found or {modes[mode]: ""}
 
     # What was counted
 

@@ -13,6 +13,7 @@ from enum import Enum
 
 import numpy as np
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from tabletune import controlling, tables
 from tabletune_plugin import settings
@@ -20,12 +21,13 @@ from tabletune_plugin.metrics import Graphs, Snapshot
 
 
 def describe(snapshot: Snapshot) -> dict[str, object]:
-    """Return the content of ``/debug/table``: plain values, no NaN."""
+    """Return the content of ``/debug/table``: plain values, no NaN, names in camelCase as a document's."""
     report, engine = snapshot.report, snapshot.engine
     document = report.document
     return {
         "active": report.active,
         "reason": report.reason,
+        "reasons": list(report.reasons),
         "message": report.message,
         "mode": plain(report.mode),
         "table": _ranges(report.lookup),
@@ -87,7 +89,7 @@ def plain(value: object) -> object:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name.name: plain(getattr(value, name.name)) for name in dataclasses.fields(value)}
+        return {to_camel(name.name): plain(getattr(value, name.name)) for name in dataclasses.fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, np.ndarray | np.generic):

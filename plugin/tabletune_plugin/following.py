@@ -8,7 +8,8 @@ else's JSON. None of it may block the thread for long, fill the memory or replac
 
 Rules:
 
-1. Only a regular file of at most :data:`tabletune.documents.MAX_DOCUMENT_BYTES` is read.
+1. Only a regular file of at most :data:`tabletune.documents.MAX_DOCUMENT_BYTES` is read. Nothing else is even
+   opened: opening a pipe wakes its writer up, opening a device may do anything.
 2. Equal bytes are no reload.
 3. What does not parse is read again until it has been the same for :data:`RETRY_SECONDS`, or kept failing
    for :data:`PATIENCE_SECONDS`, and only then told as invalid: it may have been half written.
@@ -23,6 +24,7 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,12 +155,26 @@ class Follower:
         return Reading(reading.result, message)
 
 
-def read(path: Path) -> Document | None:
-    """Return the valid document at ``path``, whatever its generation; ``None`` where there is none (yet)."""
-    try:
-        return documents.parse(_read(path))
-    except (_RefusedError, documents.DocumentError):
-        return None
+def read(path: Path, seconds: float) -> Document | None:
+    """Return the valid document at ``path``, whatever its generation; ``None`` where there is none (yet).
+
+    Raises ``TimeoutError`` where the file system does not answer within ``seconds``. A thread that waits for
+    it is left behind then; it holds nothing and keeps no process alive.
+    """
+    found: list[Document | None] = []
+
+    def take() -> None:
+        try:
+            found.append(documents.parse(_read(path)))
+        except (_RefusedError, documents.DocumentError):
+            found.append(None)
+
+    thread = threading.Thread(target=take, name="tabletune-read", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError
+    return found[0] if found else None
 
 
 def _identity(path: Path) -> _Identity:
@@ -169,11 +185,13 @@ def _identity(path: Path) -> _Identity:
         raise _refused(path, error) from error
     except ValueError as error:  # a null byte in the path
         raise _RefusedError(UNREADABLE, f"{str(path)!r} is no path") from error
+    _require_regular(path, found)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read(path: Path) -> bytes:
     """Return the bytes of the regular file at ``path``; never waits for anybody to write."""
+    _identity(path)
     try:
         # Without O_NONBLOCK opening a pipe would wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -181,8 +199,7 @@ def _read(path: Path) -> bytes:
         raise _refused(path, error) from error
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _RefusedError(UNREADABLE, f"{path} is no regular file")
+        _require_regular(path, found)
         limit = documents.MAX_DOCUMENT_BYTES
         if found.st_size > limit:
             raise _too_large(path, found.st_size)
@@ -195,6 +212,11 @@ def _read(path: Path) -> bytes:
         raise _refused(path, error) from error
     finally:
         os.close(descriptor)
+
+
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise _RefusedError(UNREADABLE, f"{path} is no regular file")
 
 
 def _too_large(path: Path, size: int) -> _RefusedError:

@@ -80,9 +80,9 @@ def _activity(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge(
         "tabletune_active",
         "1 where TableTune does what its mode says, else 0: the engine serves as it would without it, or,"
-        " with ControllerFailed, by the last table; the reason says why.",
+        " with ControllerFailed, by the last table. A series for each reason that holds.",
         ["reason"],
-        [([report.reason], float(report.active))],
+        [([reason], float(report.active)) for reason in report.reasons],
     )
     reloads = [([result], float(count)) for result, count in sorted(report.reloads.items())]
     yield _counter(

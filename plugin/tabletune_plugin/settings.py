@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from tabletune import documents
 from tabletune.documents import Control
@@ -165,6 +166,8 @@ def _json_or_words(field: str, text: str) -> object:
 
 
 def shown(settings: Settings) -> dict[str, object]:
-    """Return the settings as plain values, for ``/debug/table``."""
-    content: dict[str, object] = json.loads(settings.model_dump_json())
-    return content
+    """Return the settings as plain values, for ``/debug/table``: names as in a document."""
+    content: dict[str, object] = json.loads(settings.model_dump_json(exclude={"control"}))
+    changed = Control.model_validate(settings.control).model_dump(mode="json", by_alias=True)
+    control = {to_camel(field): changed[to_camel(field)] for field in settings.control}
+    return {to_camel(name): value for name, value in content.items()} | {"control": control}

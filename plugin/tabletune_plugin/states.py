@@ -102,6 +102,8 @@ class Report:
     """One of this module's constants."""
     message: str
     """For a person; empty where there is nothing to add."""
+    also: tuple[str, ...] = ()
+    """Further reasons that hold at the same time."""
     mode: Mode | None = None
     """Mode in force; ``None`` without a document."""
     document: Document | None = None
@@ -128,3 +130,8 @@ class Report:
     """Exceptions of the controller's own, after each of which the table in force stayed."""
     comparable: bool = False
     """Whether live step times are of the profile's measure."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """All reasons, the main one first."""
+        return self.reason, *self.also

@@ -38,6 +38,7 @@ class Rig:
         self.steering = Steering(self.tap)
         chosen, complaints = settings.read({"TABLETUNE_TABLE": str(path)} | variables)
         assert not complaints
+        self.settings = chosen
         self.controller = Controller(
             self.engine,
             chosen,
@@ -275,6 +276,18 @@ def test_engine_without_statistics_follows_instead_of_adapting(path: Path) -> No
     assert rig.tap.lookup == (0, 2, 2, 2, 2)
     assert (rig.report.active, rig.report.reason) == (True, states.STATISTICS_OFF)
     assert rig.report.mode is Mode.FOLLOW
+
+
+def test_every_reason_is_told_and_gone_with_its_cause(path: Path) -> None:
+    rig = Rig(path, engines.engine(statistics=False), TABLETUNE_MODE="adapt")
+    rig.write(engines.document(gpu="NVIDIA H200"))
+    rig.tick()
+    assert list(rig.report.reasons) == [states.FINGERPRINT_DIFFERS, states.STATISTICS_OFF]
+    assert "profiled was 'NVIDIA H200'; the engine counts no drafts" in rig.report.message
+    rig.write(engines.document(generation=2))
+    rig.tick()
+    assert list(rig.report.reasons) == [states.STATISTICS_OFF]
+    assert rig.report.message.startswith("the engine counts no drafts")
 
 
 def test_new_document_keeps_what_traffic_has_shown(path: Path) -> None:

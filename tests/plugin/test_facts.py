@@ -69,8 +69,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put_device(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
-    cuda = SimpleNamespace(is_available=lambda: name is not None, get_device_name=lambda index: name)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    platform = SimpleNamespace(is_cuda_alike=lambda: name is not None, get_device_name=lambda: name)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    # Whoever asks torch starts CUDA in a process that has no business on the GPU.
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
 
 
 def put_files(monkeypatch: pytest.MonkeyPatch, **files: str | None) -> None:

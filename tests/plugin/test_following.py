@@ -227,12 +227,12 @@ def test_file_without_permission_is_refused_and_taken_when_it_is_given(
 
 
 def test_document_is_read_once_or_is_none(path: Path, tmp_path: Path) -> None:
-    assert following.read(path) is None
-    assert following.read(tmp_path) is None
+    assert following.read(path, 5.0) is None
+    assert following.read(tmp_path, 5.0) is None
     path.write_bytes(b"{}")
-    assert following.read(path) is None
+    assert following.read(path, 5.0) is None
     path.write_bytes(data(3))
-    assert following.read(path) == engines.document(generation=3)
+    assert following.read(path, 5.0) == engines.document(generation=3)
 
 
 def test_huge_file_is_not_read(path: Path, clock: Clock) -> None:

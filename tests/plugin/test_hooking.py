@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from tabletune import documents, tables
 from tabletune_plugin import states
 from tabletune_plugin.engine import arguments, facts, hooking
 from tabletune_plugin.runtime import Runtime
-from tests.plugin import engines
+from tests.plugin import engines, hanging
 from tests.plugin.test_steps import returned, scheduled
 from tests.plugin.test_versions import SchedulerOutput, SpecDecodingStats
 
@@ -43,9 +44,11 @@ def build_dynamic_sd_schedule_lookup(
 def vllm_modules() -> dict[str, dict[str, Any]]:
     """Return the modules' members, the classes fresh, since tests wrap their methods."""
 
+    @dataclass
     class EngineArgs:
-        def __init__(self, config: SpeculativeConfig | None, max_num_seqs: int | None = 4) -> None:
-            self.config, self.max_num_seqs = config, max_num_seqs
+        config: SpeculativeConfig | None
+        max_num_seqs: int | None = 4
+        scheduler_cls: str | type | None = None
 
         def create_speculative_config(
             self, target_model_config: object, target_parallel_config: object
@@ -75,6 +78,7 @@ def vllm_modules() -> dict[str, dict[str, Any]]:
 
     class EngineCore:
         def __init__(self, vllm_config: Any, scheduler: Any, asynchronous: bool = False) -> None:
+            self.vllm_config = vllm_config
             self.model_executor = Executor()
             self.scheduler = scheduler(vllm_config=vllm_config)
             self.step_fn = self.step_with_batch_queue if asynchronous else self.step
@@ -139,7 +143,9 @@ class Vllm:
             tensor_parallel_size=1,
             world_size=1,
         )
-        args = self.engine_args(speculative, changes.pop("max_num_seqs", 4))
+        args = self.engine_args(
+            speculative, changes.pop("max_num_seqs", 4), changes.pop("scheduler_cls", None)
+        )
         made = args.create_speculative_config(target_model_config=None, target_parallel_config=parallel)
         if made is not None and parallel.data_parallel_size > 1:
             made.num_speculative_tokens_per_batch_size = None  # as vLLM does
@@ -296,6 +302,21 @@ def test_failure_to_prepare_is_not_vllms(
     assert "serving goes on without it" in caplog.text
 
 
+def test_hanging_file_system_holds_the_start_up_for_the_limit_only(
+    vllm: Vllm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hooking, "START_READ_SECONDS", 0.3)
+    hooking.install()
+    with hanging.mounted(tmp_path / "mount") as mount, caplog.at_level(logging.INFO, "tabletune"):
+        monkeypatch.setenv("TABLETUNE_TABLE", str(mount / "table.json"))
+        began = time.monotonic()
+        config = vllm.configure(SpeculativeConfig(num_speculative_tokens=3))
+        assert 0.3 <= time.monotonic() - began < 1.0
+    table = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert {length for _, _, length in table} == {0, 1, 2, 3}
+    assert "could not be read within" in caplog.text
+
+
 # The engine core
 
 
@@ -363,7 +384,8 @@ def test_spans_that_cannot_be_recorded_do_not_stop_the_step(
 
     core.model_executor.collective_rpc = fail
     assert core.step_fn() == "stepped"
-    assert "serving goes on" in caplog.text
+    assert "TableTune cannot record GPU spans" in caplog.text
+    assert "worker gone" in caplog.text
 
 
 def test_installing_again_wraps_nothing_again(vllm: Vllm) -> None:
@@ -482,12 +504,83 @@ def test_method_that_vllm_takes_the_table_from_is_left_alone(
     assert inactive(vllm, vllm.start(config), caplog) == "MethodWithoutTable"
 
 
-def test_scheduler_of_another_class_is_left_alone(vllm: Vllm, caplog: pytest.LogCaptureFixture) -> None:
+class Foreign:
+    """A scheduler that somebody wrote after vLLM's."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        speculative = vllm_config.speculative_config
+        self.num_spec_tokens = speculative.num_speculative_tokens
+        table = speculative.num_speculative_tokens_per_batch_size
+        self.dynamic_sd_lookup = build_dynamic_sd_schedule_lookup(table, 4, 2) if table else None
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["by name", "by class"])
+@pytest.mark.parametrize("users", [None, [[1, 4, 1]]], ids=["no table", "a table"])
+def test_scheduler_that_is_not_built_on_vllms_is_started_as_the_user_asked(
+    vllm: Vllm,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    named: bool,
+    users: list[list[int]] | None,
+) -> None:
+    monkeypatch.setenv("TABLETUNE_REPLACE_TABLE", "1")
     hooking.install()
-    config = vllm.configure(SpeculativeConfig())
-    core = vllm.start(config, lambda vllm_config: SimpleNamespace())
+    asked = SpeculativeConfig(num_speculative_tokens_per_batch_size=users)
+    chosen = f"{__name__}.Foreign" if named else Foreign
+    config = vllm.configure(asked, scheduler_cls=chosen)
+    assert config.speculative_config.num_speculative_tokens_per_batch_size is users
+    core = vllm.start(config, Foreign)
     assert core.step_fn() == "stepped"
     assert inactive(vllm, core, caplog) == states.UNKNOWN_SCHEDULER
+    assert "Foreign, which is not built on vLLM's" in caplog.text
+    assert core.scheduler.dynamic_sd_lookup == ([0, 1, 1, 1, 1] if users else None)
+
+
+def test_foreign_scheduler_around_vllms_own_is_left_alone_too(
+    vllm: Vllm, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooking.install()
+    config = vllm.configure(SpeculativeConfig(), scheduler_cls=Foreign)
+    core = vllm.start(config)
+    assert inactive(vllm, core, caplog) == states.UNKNOWN_SCHEDULER
+
+
+def test_scheduler_that_a_platform_chose_does_not_serve_the_startup_table(
+    vllm: Vllm, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooking.install()
+    core = vllm.start(vllm.configure(SpeculativeConfig()), Foreign)
+    assert core.scheduler.dynamic_sd_lookup == [0, 0, 0, 1, 2]
+    assert core.step_fn() == "stepped"
+    assert core.scheduler.dynamic_sd_lookup == [0, 2, 2, 2, 2]
+    assert inactive(vllm, core, caplog) == states.UNKNOWN_SCHEDULER
+
+
+def test_scheduler_that_shares_nothing_with_vllms_is_left_alone(
+    vllm: Vllm, caplog: pytest.LogCaptureFixture
+) -> None:
+    hooking.install()
+    core = vllm.start(vllm.configure(SpeculativeConfig()), lambda vllm_config: SimpleNamespace())
+    assert core.step_fn() == "stepped"
+    assert inactive(vllm, core, caplog) == states.UNKNOWN_SCHEDULER
+
+
+@pytest.mark.parametrize("scheduler", ["no.such.module.Scheduler", "nonsense", "os.path"])
+def test_scheduler_that_is_not_there_is_for_vllm_to_say(vllm: Vllm, scheduler: str) -> None:
+    hooking.install()
+    config = vllm.configure(SpeculativeConfig(), scheduler_cls=scheduler)
+    table = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert (table is None) == (scheduler == "os.path")
+
+
+def test_scheduler_built_on_vllms_is_served(vllm: Vllm) -> None:
+    hooking.install()
+
+    class Theirs(vllm.scheduler):  # type: ignore[misc, name-defined]
+        pass
+
+    core = vllm.start(vllm.configure(SpeculativeConfig(), scheduler_cls=Theirs), Theirs)
+    assert vllm.report(core).reason == states.FOLLOWING
 
 
 def test_unknown_version_is_left_alone(

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tabletune import documents
-from tabletune_plugin import runtime, settings, states
+from tabletune_plugin import following, runtime, settings, states
 from tabletune_plugin.controller import Controller
 from tabletune_plugin.runtime import Runtime
-from tests.plugin import engines
+from tests.plugin import engines, hanging
 from tests.plugin.test_serving import get, wait_for, wait_until
 from tests.ports import free_port
 
@@ -110,17 +110,22 @@ def test_inactive_runtime_serves_its_reason(path: Path) -> None:
         running.stop()
 
 
-def test_slow_file_system_delays_the_engines_start_by_no_more_than_the_limit(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tap: engines.Tap
+def test_hanging_file_system_delays_the_engines_start_by_no_more_than_the_limit(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tap: engines.Tap, tmp_path: Path
 ) -> None:
-    hanging = threading.Event()
-    monkeypatch.setattr(Controller, "tick", lambda self, now: hanging.wait(30))
     monkeypatch.setattr(runtime, "FIRST_TICK_SECONDS", 0.2)
-    began = time.monotonic()
-    start()
-    assert time.monotonic() - began < 1.0
-    assert tap.lookup == (0, 2, 2, 2, 2)
-    hanging.set()
+    with hanging.mounted(tmp_path / "mount") as mount:
+        began = time.monotonic()
+        running = start(TABLETUNE_TABLE=str(mount / "table.json"))
+        assert 0.2 <= time.monotonic() - began < 1.0
+        assert tap.lookup == (0, 2, 2, 2, 2)
+        for number in range(5):
+            running.on_step(engines.step(number))
+        assert running.snapshot().report.reason == states.NO_DOCUMENT
+    # When the file system is gone for good, that is found out and told.
+    wait_until(lambda: running.report.reload is not None)
+    assert running.report.reload is not None
+    assert running.report.reload.result in (following.MISSING, following.UNREADABLE)
 
 
 def test_tick_that_raises_is_not_the_last(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

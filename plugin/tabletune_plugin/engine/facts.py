@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import platform
 from dataclasses import dataclass
@@ -110,11 +111,14 @@ def obstacles(config: Any) -> tuple[Obstacle, ...]:
 
 
 def _device() -> tuple[str, str]:
-    """Return product name and driver version of the first GPU; the processor's name and "" without one."""
-    import torch
+    """Return product name and driver version of the first GPU; the processor's name and "" without one.
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name(0), _driver_version()
+    As vLLM's own platform tells it, by NVML where that is there: with tensor parallelism the engine core has
+    no business on the GPU, and asking torch would start CUDA in it. A slice of a GPU (MIG) has its name.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    if platform.is_cuda_alike():
+        return platform.get_device_name(), _driver_version()
     return _processor_name(), ""
 
 

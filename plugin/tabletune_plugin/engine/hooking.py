@@ -24,9 +24,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tabletune import graphs, tables
+from tabletune.documents import Document
 from tabletune_plugin import following, runtime, settings, states
 from tabletune_plugin.engine import arguments, facts, steps, versions
 from tabletune_plugin.runtime import Runtime
@@ -43,8 +45,15 @@ PARALLEL = "_tabletune_parallel"
 """Attribute of vLLM's speculative config with the data parallel size, where that is above 1: vLLM takes the
 table away there, and the cores of a dense model no longer know why (each is one of its own to them)."""
 
+FOREIGN = "_tabletune_foreign"
+"""Attribute of vLLM's speculative config with the name of the scheduler class, where that is not built on
+vLLM's: it would serve the start-up table, and nobody could replace it."""
+
 _RUNTIME = "_tabletune_runtime"
 _HOOKED = "_tabletune_hooked"
+
+START_READ_SECONDS = 2.0
+"""Most that the server's start waits for the document, which may be on a file system that hangs."""
 
 
 def install() -> None:
@@ -113,7 +122,8 @@ def _hook_arguments() -> None:
         config = original(self, *args, **kwargs)
         try:
             _hook_engine_core()
-            _prepare(config, self.max_num_seqs, kwargs.get("target_parallel_config") or args[-1])
+            parallel = kwargs.get("target_parallel_config") or args[-1]
+            _prepare(config, self.max_num_seqs, parallel, self.scheduler_cls)
         except versions.UnsupportedEngineError as error:
             _inactive_process(states.HOOKS_DIFFER, error.reason)
         except Exception:
@@ -124,7 +134,7 @@ def _hook_arguments() -> None:
     engine_args.create_speculative_config = create_speculative_config
 
 
-def _prepare(config: Any, max_num_seqs: int | None, parallel: Any) -> None:
+def _prepare(config: Any, max_num_seqs: int | None, parallel: Any, scheduler: str | type | None) -> None:
     """Give vLLM's speculative ``config`` the start-up table, unless something speaks against it."""
     if config is None or hasattr(config, STARTUP):
         return
@@ -133,11 +143,14 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any) -> None:
         return  # the engine core says why
     if parallel.pipeline_parallel_size > 1:
         return
+    if foreign := _foreign(scheduler):
+        setattr(config, FOREIGN, foreign)
+        return  # likewise
     chosen, _ = settings.read(os.environ)
     users = config.num_speculative_tokens_per_batch_size
     if users is not None and not chosen.replace_table:
         return
-    document = following.read(chosen.table)
+    document, missing = _document(chosen.table)
     longest = config.num_speculative_tokens
     usable = {length for length in document.profile.draft_lengths if length <= longest} if document else ()
     # Also the length that vLLM would use without a table, which is served until there is a document.
@@ -150,8 +163,32 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any) -> None:
     logger.info(
         "TableTune starts the engine for draft lengths %s%s",
         sorted({length for _, _, length in table}),
-        "" if document else f"; there is no document at {chosen.table} yet",
+        f"; {missing}" if missing else "",
     )
+
+
+def _document(path: Path) -> tuple[Document | None, str]:
+    """Return the document at ``path``; ``None`` and why where there is none."""
+    try:
+        document = following.read(path, START_READ_SECONDS)
+    except TimeoutError:
+        return None, f"{path} could not be read within {START_READ_SECONDS:.0f} s"
+    return document, "" if document else f"there is no document at {path} yet"
+
+
+def _foreign(scheduler: str | type | None) -> str:
+    """Return the name of a ``--scheduler-cls`` that is not built on vLLM's scheduler; empty where it is."""
+    if scheduler is None:
+        return ""
+    if isinstance(scheduler, str):
+        module, _, name = scheduler.rpartition(".")
+        try:
+            scheduler = getattr(importlib.import_module(module), name)
+        except Exception:
+            return ""  # vLLM will say so
+    own = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    built_on_it = isinstance(scheduler, type) and issubclass(scheduler, own)
+    return "" if built_on_it else getattr(scheduler, "__qualname__", str(scheduler))
 
 
 # Where an engine core lives
@@ -192,7 +229,7 @@ def _at_first_step(name: str, original: Callable[[Any], Any]) -> Callable[[Any],
                 self.step_fn = plain_step
             _before_first_step(self)
         except Exception:
-            logger.exception("TableTune could not see the engine's first step; serving goes on")
+            logger.exception("TableTune could not prepare the engine's first step; serving goes on")
         return plain_step()
 
     first_step.__name__ = name
@@ -204,9 +241,21 @@ def _before_first_step(core: Any) -> None:
     if isinstance(running, _Hook):
         running.record_spans(core.model_executor)
     elif running is None:
-        reason, message = states.UNKNOWN_SCHEDULER, f"the scheduler is a {type(core.scheduler).__name__}"
+        _take_back(core)
+        reason, message = _unknown_scheduler(type(core.scheduler).__qualname__)
         runtime.log_inactive(reason, message)
         setattr(core.scheduler, _RUNTIME, Runtime.inactive(_settings(), reason, message))
+
+
+def _take_back(core: Any) -> None:
+    """Give a scheduler that a platform put in place of vLLM's what the user asked for, if it has a lookup."""
+    lookup = getattr(core.scheduler, "dynamic_sd_lookup", None)
+    if hasattr(core.vllm_config.speculative_config, STARTUP) and isinstance(lookup, list):
+        core.scheduler.dynamic_sd_lookup = list(_own_lookup(core.scheduler, core.vllm_config))
+
+
+def _unknown_scheduler(name: str) -> tuple[str, str]:
+    return states.UNKNOWN_SCHEDULER, f"the scheduler is a {name}, which is not built on vLLM's"
 
 
 class _Hook:
@@ -235,7 +284,13 @@ class _Hook:
         """Have the workers record GPU spans, once."""
         if self._spans is None:
             self._spans = False
-            self._spans = self.tap.record_spans(executor)
+            try:
+                self._spans = self.tap.record_spans(executor)
+            except Exception:
+                logger.exception(
+                    "TableTune cannot record GPU spans: step times are not compared with a profile of spans;"
+                    " serving goes on"
+                )
 
     def stop(self) -> None:
         """End the threads."""
@@ -290,6 +345,8 @@ def _obstacle(scheduler: Any, config: Any) -> tuple[str, str] | None:
     ranks = getattr(config.speculative_config, PARALLEL, 1)
     if ranks > 1:
         return states.DATA_PARALLEL, f"data_parallel_size is {ranks}, with which vLLM ignores a table"
+    if foreign := getattr(config.speculative_config, FOREIGN, ""):
+        return _unknown_scheduler(foreign)
     for obstacle in facts.obstacles(config):
         if obstacle.severity is facts.Severity.REFUSED:
             return obstacle.name, f"{obstacle.reason} {obstacle.remedy}"
@@ -324,7 +381,7 @@ def _engine(scheduler: Any, config: Any, chosen: Settings) -> Engine:
 
 def _own_lookup(scheduler: Any, config: Any) -> tuple[int, ...]:
     """Return the lookup that the engine would have without TableTune."""
-    last, longest = len(scheduler.dynamic_sd_lookup) - 1, scheduler.num_spec_tokens
+    last, longest = len(scheduler.dynamic_sd_lookup) - 1, config.speculative_config.num_speculative_tokens
     if not hasattr(config.speculative_config, STARTUP):
         return tuple(scheduler.dynamic_sd_lookup)
     users = getattr(config.speculative_config, STARTUP)

@@ -89,6 +89,7 @@ _ARGUMENTS_PARAMETERS = {
 
 _ARGUMENTS_FIELDS = {
     ("vllm.config", "SpeculativeConfig"): {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"},
+    ("vllm.engine.arg_utils", "EngineArgs"): {"max_num_seqs", "scheduler_cls"},
 }
 """What it reads and sets there."""
 
@@ -101,6 +102,7 @@ _ENGINE_PARAMETERS = {
 
 _ENGINE_SOURCES = {
     ("vllm.v1.engine.core", "EngineCore.__init__"): (
+        "self.vllm_config",
         "self.model_executor",
         "self.step_fn",
         "vllm_config=vllm_config",
