@@ -69,6 +69,7 @@ PROGRAMS = {
             {"helm.sh/helm/v4/internal/version.version": HELM_VERSION},
         ),
         Program("promql", "promql", ".", {}),
+        Program("coredns", "coredns", ".", {}),
     )
 }
 NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "helm", "promql")
