@@ -55,7 +55,7 @@ model: $(MODEL) ## Make the bundled small model ready (demo and test do it thems
 
 .PHONY: clean
 clean: ## Remove everything that these commands made, .venv and the model too
-	rm -rf $(VENV) .cache demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .cache demo dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ##@ Develop
@@ -98,6 +98,10 @@ lint: setup ## Check style, types, the layers' contracts and the generated pages
 format: setup ## Format the code and fix what can be fixed by itself
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
+
+.PHONY: docs
+docs: setup ## Build the documentation as a site in site/; a broken link ends it (make test checks that, too)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 .PHONY: benchmark
 benchmark: model ## Run the benchmarks; results go to benchmarks/results
