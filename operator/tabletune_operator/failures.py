@@ -7,9 +7,11 @@ message says what happened in the container's own last words, where, and what to
 Which reason is told, first match first:
 
 1. The Job failed: by its deadline; else by the last pod that ended (exit code, memory, eviction, node).
-2. No pod, and the Job's controller could not make one: quota, or refused otherwise.
-3. The last pod waits: for a node, for its image, for what its container needs.
-4. It runs, or is about to; the Job waits in a queue.
+2. The last pod waits: for a node, for its image, for what its container needs; or it runs, or its node is
+   not heard of.
+3. The Job waits in a queue.
+4. No pod, and the last one has not ended yet: with its node, evicted, or deleted by hand.
+5. No pod, and the Job's controller could not make one: quota, or refused otherwise.
 """
 
 from __future__ import annotations
@@ -88,6 +90,9 @@ def _diagnose(job: Job, newest: Sequence[Pod], creation_failures: Sequence[str])
         return Diagnosis(
             reasons.PROFILE_QUEUED, f"Job {job.name} is suspended until its queue admits it (Kueue)."
         )
+    ending = [pod for pod in newest if pod.deleting and pod.phase in ("Pending", "Running")]
+    if ending:
+        return _ending(ending[-1])
     if creation_failures:
         return _not_created(job, creation_failures[0])
     retry = _retry(newest)
@@ -155,12 +160,30 @@ def _current(pod: Pod, pods: Sequence[Pod]) -> Diagnosis:
         return Diagnosis(reasons.IMAGE_PULL_FAILED, held)
     if pod.waiting_reason in CREATION_REASONS:
         return Diagnosis(reasons.CONTAINER_NOT_CREATED, held)
+    if pod.running and pod.forsaken:
+        told = f"Node {pod.node} does not answer; pod {pod.name} on it may be lost. It is given some minutes."
+        return Diagnosis(reasons.NODE_LOST, f"{told}{retry}")
     if pod.running:
         told = f"Pod {pod.name} measures on node {pod.node}.{retry}"
         return Diagnosis(reasons.PROFILE_RUNNING, told, running=True)
     where = f" on node {pod.node}" if pod.node else ""
     doing = f" ({pod.waiting_reason})" if pod.waiting_reason else ""
     return Diagnosis(reasons.PROFILE_STARTING, f"Pod {pod.name} starts{where}{doing}.{retry}")
+
+
+def _ending(pod: Pod) -> Diagnosis:
+    """Return the diagnosis of a pod that is to end and has not: its Job makes no other one until it has."""
+    told = pod.disrupted_message or pod.disrupted
+    if pod.disrupted in NODE_REASONS:
+        return Diagnosis(
+            reasons.NODE_LOST,
+            f"The node of pod {pod.name} is lost: {told}. The Job makes another pod once node {pod.node} is"
+            f" back to end this one, or is no node any more: kubectl delete node {pod.node}, if it is gone.",
+        )
+    why = f"is evicted: {told}" if told else "is being deleted"
+    return Diagnosis(
+        reasons.PROFILE_STARTING, f"Pod {pod.name} on node {pod.node} {why}. The Job makes another after it."
+    )
 
 
 def _not_created(job: Job, message: str) -> Diagnosis:

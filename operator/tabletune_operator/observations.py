@@ -160,6 +160,8 @@ class Pod:
     waiting_reason: str
     waiting_message: str
     running: bool
+    forsaken: bool
+    """Whether its node's kubelet is not heard of any more, so that what is said of it is old."""
     ended: Ended | None
     deleting: bool
 
@@ -289,6 +291,12 @@ def pod(body: Body) -> Pod:
         waiting_reason=str(waiting.get("reason", "")),
         waiting_message=str(waiting.get("message", "")),
         running=any("running" in state for name, state in states if name == jobs.CONTAINER),
+        # The node controller takes Ready back, and nobody else where the containers are.
+        forsaken=(
+            conditions.get("Ready", {}).get("status") == "False"
+            and conditions.get("ContainersReady", {}).get("status") == "True"
+            and not _map(body.get("spec")).get("readinessGates")
+        ),
         ended=last
         and Ended(
             exit_code=_number(last.get("exitCode")),

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,14 @@ def free_port() -> int:
 class Plane:
     """One control plane with its own folder; a context manager."""
 
-    def __init__(self, programs: dict[str, Path], controllers: Sequence[str] = CONTROLLERS) -> None:
-        self._programs, self._controllers = programs, controllers
+    def __init__(
+        self,
+        programs: dict[str, Path],
+        controllers: Sequence[str] = CONTROLLERS,
+        options: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """``options`` are further arguments by program."""
+        self._programs, self._controllers, self._options = programs, controllers, options or {}
         self.folder = Path(tempfile.mkdtemp(prefix="tabletune-plane-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = {name: free_port() for name in ("etcd", "peer", "api", "manager", "scheduler")}
@@ -231,7 +237,7 @@ class Plane:
     def _run(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [self._programs[name], *arguments],
+                [self._programs[name], *arguments, *self._options.get(name, ())],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -76,6 +76,22 @@ def test_a_retry_says_how_the_attempt_before_ended() -> None:
     assert "CUDA error" in found.message
 
 
+@pytest.mark.parametrize(
+    ("conditions", "reason", "words"),
+    [
+        ([], "ProfileStarting", "is being deleted"),
+        ([DISRUPTED | {"reason": "EvictionByEvictionAPI"}], "ProfileStarting", "is evicted"),
+        ([DISRUPTED | {"reason": "DeletionByTaintManager"}], "NodeLost", "kubectl delete node n1"),
+    ],
+)
+def test_a_pod_that_ends_holds_up_the_next(conditions: list[Any], reason: str, words: str) -> None:
+    body = {"metadata": {"name": "pod", "deletionTimestamp": "now"}, "spec": {"nodeName": "n1"}}
+    ending = observations.pod(body | {"status": {"phase": "Running", "conditions": conditions}})
+    found = failures.diagnose(job(), [ending])
+    assert (found.reason, found.failed) == (reason, False)
+    assert words in found.message
+
+
 def test_a_pod_that_cannot_be_made_is_told_by_its_event() -> None:
     quota = failures.diagnose(job(), [], ['pods "x" is forbidden: exceeded quota: q, requested: pods=1'])
     security = failures.diagnose(job(), [], ['pods "x" is forbidden: violates PodSecurity "restricted"'])
