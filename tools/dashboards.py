@@ -279,11 +279,6 @@ ROWS: Mapping[str, Sequence[Panel]] = {
             [Query(f"sum by (result) (rate(tabletune_operator_scrapes_total[{RATE}]))", "{{result}}")],
             unit="ops",
         ),
-        Panel(
-            "Leaders",
-            "1, always.",
-            [Query("sum(tabletune_operator_leading)", "leading")],
-        ),
     ),
 }
 """Panels by row."""
