@@ -179,7 +179,18 @@ def test_pipeline_parallel_is_refused() -> None:
 def test_method_whose_table_vllm_drops_is_refused_by_name() -> None:
     (obstacle,) = facts.obstacles(config(method="medusa", num_speculative_tokens_per_batch_size=None))
     assert (obstacle.name, obstacle.severity) == ("MethodWithoutTable", Severity.REFUSED)
-    assert "vLLM 0.33.0 ignores a table with method 'medusa'" in obstacle.reason
+    assert "vLLM 0.33.0 serves no table with method 'medusa'" in obstacle.reason
+
+
+@pytest.mark.parametrize("method", ["suffix", "medusa", "ngram_gpu", "custom_class"])
+def test_method_whose_proposer_takes_no_length_on_v1_is_refused_though_vllm_keeps_the_table(
+    method: str,
+) -> None:
+    # vLLM 0.32 does, and ends at the first step of another length.
+    v1 = {"use_v2_model_runner": False, "cudagraph_mode": "NONE"}
+    assert names(method=method, **v1) == {"MethodWithoutTable": Severity.REFUSED}
+    assert names(method=method) == {}
+    assert names(method="draft_model", **v1) == {}
 
 
 def test_v1_with_graphs_costs_and_without_does_not() -> None:

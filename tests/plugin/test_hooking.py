@@ -501,7 +501,24 @@ def test_method_that_vllm_takes_the_table_from_is_left_alone(
     hooking.install()
     config = vllm.configure(SpeculativeConfig(method="suffix"))
     config.speculative_config.num_speculative_tokens_per_batch_size = None
-    assert inactive(vllm, vllm.start(config), caplog) == "MethodWithoutTable"
+    core = vllm.start(config)
+    assert inactive(vllm, core, caplog) == "MethodWithoutTable"
+    assert core.scheduler.dynamic_sd_lookup is None
+
+
+@pytest.mark.parametrize("users", [None, [[1, 4, 1]]], ids=["no table", "a table"])
+def test_method_that_takes_no_length_never_serves_the_startup_table(
+    vllm: Vllm,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    users: list[list[int]] | None,
+) -> None:
+    monkeypatch.setenv("TABLETUNE_REPLACE_TABLE", "1")
+    hooking.install()
+    asked = SpeculativeConfig(method="suffix", num_speculative_tokens_per_batch_size=users)
+    core = vllm.start(vllm.configure(asked))
+    assert core.scheduler.dynamic_sd_lookup == ([0, 1, 1, 1, 1] if users else [0, 2, 2, 2, 2])
+    assert inactive(vllm, core, caplog) == "MethodWithoutTable"
 
 
 class Foreign:

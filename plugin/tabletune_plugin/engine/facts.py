@@ -35,6 +35,12 @@ class Obstacle:
     remedy: str
 
 
+_V1_METHODS = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
+"""Methods whose proposers take a length on the V1 runner. vLLM 0.33 drops the table for others
+(``VllmConfig._maybe_disable_dynamic_sd_for_v1``). 0.32 keeps it, and ends in an ``AssertionError`` at the
+first step of another length (suffix, Medusa, n-gram on the GPU), or has it ignored (custom classes)."""
+
+
 def fingerprint(config: Any) -> Fingerprint:
     """Return what ``config`` (vLLM's ``VllmConfig``) would be measured on, on this machine."""
     gpu, driver = _device()
@@ -87,12 +93,14 @@ def obstacles(config: Any) -> tuple[Obstacle, ...]:
                 "Use tensor parallelism.",
             )
         )
-    if speculative.num_speculative_tokens_per_batch_size is None and parallel.data_parallel_size <= 1:
+    dropped = speculative.num_speculative_tokens_per_batch_size is None and parallel.data_parallel_size <= 1
+    cannot = not config.use_v2_model_runner and str(speculative.method) not in _V1_METHODS
+    if dropped or cannot:
         found.append(
             Obstacle(
                 "MethodWithoutTable",
                 Severity.REFUSED,
-                f"vLLM {versions.installed()} ignores a table with method {speculative.method!r} on this"
+                f"vLLM {versions.installed()} serves no table with method {speculative.method!r} on this"
                 " runner.",
                 "Choose another method, or the V2 runner (VLLM_USE_V2_MODEL_RUNNER=1) if it takes this.",
             )

@@ -241,17 +241,21 @@ def _before_first_step(core: Any) -> None:
     if isinstance(running, _Hook):
         running.record_spans(core.model_executor)
     elif running is None:
-        _take_back(core)
+        _take_back(core.scheduler, core.vllm_config)
         reason, message = _unknown_scheduler(type(core.scheduler).__qualname__)
         runtime.log_inactive(reason, message)
         setattr(core.scheduler, _RUNTIME, Runtime.inactive(_settings(), reason, message))
 
 
-def _take_back(core: Any) -> None:
-    """Give a scheduler that a platform put in place of vLLM's what the user asked for, if it has a lookup."""
-    lookup = getattr(core.scheduler, "dynamic_sd_lookup", None)
-    if hasattr(core.vllm_config.speculative_config, STARTUP) and isinstance(lookup, list):
-        core.scheduler.dynamic_sd_lookup = list(_own_lookup(core.scheduler, core.vllm_config))
+def _take_back(scheduler: Any, config: Any) -> None:
+    """Give a scheduler that is not to be served what the user asked for in place of a start-up table.
+
+    That one is made for capturing graphs and not for serving. A scheduler that a platform put in place of
+    vLLM's may have no lookup, or one of its own by another name, which nobody can give back.
+    """
+    lookup = getattr(scheduler, "dynamic_sd_lookup", None)
+    if hasattr(config.speculative_config, STARTUP) and isinstance(lookup, list):
+        scheduler.dynamic_sd_lookup = list(_own_lookup(scheduler, config))
 
 
 def _unknown_scheduler(name: str) -> tuple[str, str]:
@@ -306,6 +310,7 @@ def _start(scheduler: Any) -> None:
     config = scheduler.vllm_config
     found = _obstacle(scheduler, config)
     if found is not None:
+        _take_back(scheduler, config)
         runtime.log_inactive(*found)
         setattr(scheduler, _RUNTIME, Runtime.inactive(chosen, *found))
     else:
@@ -317,9 +322,7 @@ def _start(scheduler: Any) -> None:
             setattr(scheduler, _RUNTIME, hook)
         except Exception as error:
             logger.exception("TableTune could not start; serving goes on without it")
-            # Never left with a start-up table, which is made for capturing graphs and not for serving.
-            if hasattr(config.speculative_config, STARTUP):
-                scheduler.dynamic_sd_lookup = list(_own_lookup(scheduler, config))
+            _take_back(scheduler, config)
             message = f"{type(error).__name__}: {error}"
             setattr(scheduler, _RUNTIME, Runtime.inactive(chosen, states.START_FAILED, message))
     _stop_at_shutdown(scheduler)
