@@ -110,8 +110,10 @@ ROWS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel(
             "Draft length over time",
-            "Each line is a batch size. A step is a new table, or a correction inside a pod.",
+            "A line for each range of batch sizes, coloured by the length. It changes with a new table, or by"
+            " a correction inside a pod.",
             [Query(f"max by (batch) (tabletune_table_length{{{PLUGIN}}})", "{{batch}}")],
+            kind="state-timeline",
         ),
         Panel(
             "Generation by pod",
@@ -327,6 +329,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
         custom: dict[str, Any] = {"fillOpacity": 20 if panel.stacked else 0, "showPoints": "never"}
         custom |= {"stacking": {"mode": "normal"}} if panel.stacked else {}
         defaults |= {"custom": custom, "min": 0}
+    if panel.kind == "state-timeline":
+        defaults |= {"color": {"mode": "continuous-BlPu"}, "min": 0}
     found = {
         "type": panel.kind,
         "title": panel.title,

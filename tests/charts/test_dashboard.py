@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tabletune.api.reasons import Condition
 from tests.charts import exported
 from tests.charts.exported import LATER, healthy, operator_text, pages, plugin_text
 from tests.charts.helms import Helm, one
-from tests.charts.queries import Prometheus
+from tests.charts.queries import Page, Prometheus
 
 DASHBOARD = json.loads(dashboards.render())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -51,6 +52,29 @@ def test_every_query_of_a_panel_finds_something(programs: dict[str, Path], panel
         expressions(panel), prometheus.query(*expressions(panel), seconds=LATER), strict=True
     ):
         assert found, expression
+
+
+SCRAPED = json.loads(gzip.decompress((Path(__file__).parent / "data" / "scraped-pages.json.gz").read_bytes()))
+"""Pages of a real engine and a real operator; they tell themselves how they came to be."""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_panels_show_what_was_scraped_from_a_real_engine(
+    programs: dict[str, Path], panel: dict[str, Any]
+) -> None:
+    prometheus = Prometheus(programs["promql"], [Page(**page) for page in SCRAPED["pages"]])
+    last = SCRAPED["pages"][-1]["seconds"]
+    assert all(prometheus.query(*expressions(panel), seconds=last))
+
+
+@pytest.mark.cluster
+def test_what_is_no_more_on_a_page_is_no_more_shown(programs: dict[str, Path]) -> None:
+    # As in Prometheus: without it, a condition that passed would be shown for five minutes.
+    (panel,) = (panel for panel in PANELS if panel["title"] == "What needs a person")
+    prometheus = Prometheus(programs["promql"], [Page(**page) for page in SCRAPED["pages"]])
+    (found,) = prometheus.query(*expressions(panel), seconds=SCRAPED["pages"][-1]["seconds"])
+    assert [sample.labels["draft_table"] for sample in found] == ["llama"]
 
 
 @pytest.mark.cluster

@@ -135,12 +135,8 @@ def _linker_flags(program: Program) -> str:
 def _fingerprint(go: str, program: Program) -> str:
     version = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
     folder = HERE / program.module
-    parts = [
-        version,
-        _linker_flags(program),
-        (folder / "go.mod").read_text(),
-        (folder / "go.sum").read_text(),
-    ]
+    files = [folder / "go.mod", folder / "go.sum", *sorted(folder.glob("*.go"))]
+    parts = [version, _linker_flags(program), *(path.read_text() for path in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

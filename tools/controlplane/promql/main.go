@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/model/textparse"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/storage"
@@ -38,7 +39,7 @@ type Query struct {
 	Seconds    float64 `json:"seconds"`
 }
 
-// Request is what standard input holds.
+// Request is what standard input holds; pages are in the order of time.
 type Request struct {
 	Rules   string  `json:"rules"`
 	Pages   []Page  `json:"pages"`
@@ -97,8 +98,10 @@ func answer(request Request) (Answer, error) {
 		return found, err
 	}
 	defer database.Close()
+	shown := map[string]series{}
 	for _, page := range request.Pages {
-		if err := add(database, page); err != nil {
+		target := labels.FromMap(page.Labels).String()
+		if shown[target], err = add(database, page, shown[target]); err != nil {
 			return found, err
 		}
 	}
@@ -111,35 +114,49 @@ func answer(request Request) (Answer, error) {
 	return found, nil
 }
 
+// series are those of one page, by their text.
+type series map[string]labels.Labels
+
 // add appends a page's samples, as a scrape with honorLabels would: where a target's label meets a sample's own of the
-// same name, the sample's stays.
-func add(database *tsdb.DB, page Page) error {
+// same name, the sample's stays. Series that were on the target's last page and are not on this one end here. It
+// returns those that are.
+func add(database *tsdb.DB, page Page, last series) (series, error) {
 	names := labels.NewSymbolTable()
 	lines, err := textparse.New([]byte(page.Text), "text/plain", names, textparse.ParserOptions{})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	into := database.Appender(context.Background())
+	into, found, moment := database.Appender(context.Background()), series{}, int64(page.Seconds*1e3)
 	for {
 		entry, err := lines.Next()
 		if errors.Is(err, io.EOF) {
-			return into.Commit()
+			break
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if entry != textparse.EntrySeries {
 			continue
 		}
-		_, _, value := lines.Series()
+		_, _, sample := lines.Series()
 		var own labels.Labels
 		lines.Labels(&own)
-		built := labels.NewBuilder(labels.FromMap(page.Labels))
-		own.Range(func(label labels.Label) { built.Set(label.Name, label.Value) })
-		if _, err := into.Append(storage.SeriesRef(0), built.Labels(), int64(page.Seconds*1e3), value); err != nil {
-			return fmt.Errorf("%s: %w", built.Labels(), err)
+		builder := labels.NewBuilder(labels.FromMap(page.Labels))
+		own.Range(func(label labels.Label) { builder.Set(label.Name, label.Value) })
+		whole := builder.Labels()
+		found[whole.String()] = whole
+		if _, err := into.Append(storage.SeriesRef(0), whole, moment, sample); err != nil {
+			return nil, fmt.Errorf("%s: %w", whole, err)
 		}
 	}
+	for name, whole := range last {
+		if _, there := found[name]; !there {
+			if _, err := into.Append(storage.SeriesRef(0), whole, moment, math.Float64frombits(value.StaleNaN)); err != nil {
+				return nil, fmt.Errorf("%s: %w", whole, err)
+			}
+		}
+	}
+	return found, into.Commit()
 }
 
 func evaluate(engine *promql.Engine, database *tsdb.DB, query Query) Result {
@@ -156,22 +173,22 @@ func evaluate(engine *promql.Engine, database *tsdb.DB, query Query) Result {
 		found.Error = result.Err.Error()
 		return found
 	}
-	switch value := result.Value.(type) {
+	switch came := result.Value.(type) {
 	case promql.Vector:
-		for _, sample := range value {
+		for _, sample := range came {
 			found.Samples = append(found.Samples, Sample{sample.Metric.Map(), text(sample.F)})
 		}
 	case promql.Scalar:
-		found.Samples = append(found.Samples, Sample{map[string]string{}, text(value.V)})
+		found.Samples = append(found.Samples, Sample{map[string]string{}, text(came.V)})
 	default:
 		found.Error = fmt.Sprintf("a %s is neither vector nor scalar", result.Value.Type())
 	}
 	return found
 }
 
-func text(value float64) string {
-	if math.Trunc(value) == value && math.Abs(value) < 1e15 {
-		return fmt.Sprintf("%.0f", value)
+func text(number float64) string {
+	if math.Trunc(number) == number && math.Abs(number) < 1e15 {
+		return fmt.Sprintf("%.0f", number)
 	}
-	return fmt.Sprintf("%g", value)
+	return fmt.Sprintf("%g", number)
 }
