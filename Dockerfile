@@ -43,7 +43,7 @@ RUN /build/bin/pip install --quiet --require-hashes --only-binary=:all: --target
  && mkdir -p /sbom /bin-files \
  && PYTHONPATH=/app /build/bin/cyclonedx-py environment --output-reproducible --output-file /sbom/operator.cdx.json \
       /empty/bin/python \
- && printf '#!/usr/bin/python3\nfrom tabletune_operator.main import run\n\nrun()\n' > /bin-files/tabletune-operator \
+ && printf '#!/usr/bin/python3\nfrom tabletune_operator.main import run\n\nif __name__ == "__main__":\n    run()\n' > /bin-files/tabletune-operator \
  && chmod 755 /bin-files/tabletune-operator
 
 FROM ${RUNTIME_IMAGE} AS operator
@@ -115,7 +115,7 @@ RUN python3 -m pip install --quiet --no-cache-dir --root-user-action=ignore --re
       --target /opt/tabletune /tmp/tabletune/wheels/*.whl \
  && rm -rf /opt/tabletune/tabletune_operator /opt/tabletune/bin /tmp/tabletune \
  && python3 -c "import site; print('/opt/tabletune', file=open(site.getsitepackages()[0] + '/tabletune.pth', 'w'))" \
- && printf '#!/usr/bin/env python3\nfrom tabletune_profiler.main import run\n\nrun()\n' > /usr/local/bin/tabletune \
+ && printf '#!/usr/bin/env python3\nfrom tabletune_profiler.main import run\n\nif __name__ == "__main__":\n    run()\n' > /usr/local/bin/tabletune \
  && chmod 755 /usr/local/bin/tabletune
 COPY --from=profiler-files /sbom /usr/share/sbom
 USER 1000:1000

@@ -103,7 +103,12 @@ def _vllm(buildah: Buildah, image: str, root: Path, work: Path) -> None:
     packages.mkdir(parents=True, exist_ok=True)
     (packages / "engine.pth").write_text(f"{engines.PACKAGES}\n")
     script = work / "usr/local/bin/vllm"
-    script.write_text("#!/usr/bin/python3\nfrom vllm.entrypoints.cli.main import main\n\nmain()\n")
+    # Guarded, since processes that it spawns import it.
+    script.write_text(
+        "#!/usr/bin/python3\n"
+        "from vllm.entrypoints.cli.main import main\n\n"
+        'if __name__ == "__main__":\n    main()\n'
+    )
     script.chmod(0o755)
     buildah.commit_folder(image, work, '--entrypoint=["vllm","serve"]', "--env=LANG=C.UTF-8")
 
