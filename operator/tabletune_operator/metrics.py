@@ -63,3 +63,9 @@ SCRAPE_SECONDS = Histogram(
     registry=REGISTRY,
 )
 LEADING = Gauge("tabletune_operator_leading", "1 where this process is the one that acts.", registry=REGISTRY)
+
+# A counter that is first seen at 1 has not grown, for Prometheus: the first failure would be no failure.
+for _result in ("done", "conflict", "unavailable", "refused", "gone", "failed"):
+    RECONCILES.labels(result=_result)
+for _source in ("profile", "correction", "repeated"):
+    GENERATIONS.labels(source=_source)

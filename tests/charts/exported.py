@@ -32,9 +32,7 @@ def operator_text(conditions: Mapping[Condition, tuple[str, str]]) -> str:
     main._count_conditions([table])
     metrics.LEADING.set(1)
     metrics.QUEUED.set(0)
-    metrics.RECONCILES.labels(result="failed").inc(0)
-    for series in ("done", "unavailable"):
-        metrics.RECONCILES.labels(result=series).inc()
+    metrics.RECONCILES.labels(result="done").inc()
     metrics.RECONCILE_SECONDS.observe(0.01)
     metrics.REQUESTS.labels(verb="GET", kind="Pod", code="200").inc()
     metrics.SCRAPES.labels(result="ok").inc()

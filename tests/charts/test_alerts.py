@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,23 @@ def test_what_is_counted_fires_beyond_its_bound(programs: dict[str, Path]) -> No
         prometheus = Prometheus(programs["promql"], given)
         results = prometheus.query(*EXPRESSIONS.values(), seconds=LATER)
         assert {name for name, found in zip(EXPRESSIONS, results, strict=True) if found} == {wanted}
+
+
+def test_what_alerts_and_panels_watch_grow_is_there_before_it_first_grows() -> None:
+    shown = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from prometheus_client import generate_latest; from tabletune_operator.metrics import REGISTRY;"
+            " print(generate_latest(REGISTRY).decode())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ).stdout
+    assert 'tabletune_operator_reconciles_total{result="failed"} 0.0' in shown
+    assert 'tabletune_operator_generations_total{source="repeated"} 0.0' in shown
 
 
 @pytest.mark.cluster
