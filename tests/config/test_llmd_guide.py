@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import yaml
 
 from tabletune.api import names
 from tests.config import test_llmd
-from tests.config.builds import CONFIG, dry_run, named, one, overlay
-from tests.controlplane.clients import Object
+from tests.config.builds import CONFIG, dry_run, kubectl, named, one, overlay
+from tests.controlplane.clients import Api, Object
 from tests.controlplane.planes import Plane
 
 pytestmark = pytest.mark.cluster
@@ -87,3 +88,47 @@ def test_whole_objects_on_pages_are_taken(page: Path, plane: Plane) -> None:
     for body in manifests(page):
         body["metadata"].pop("namespace", None)
         assert "serverside-applied (server dry run)" in dry_run(plane, "default", [body])
+
+
+COMMAND = re.compile(
+    r"(?:^ *\$ |`|Check: `)(kubectl (?:get|patch|annotate|explain) dt\b[^`\n]*)", re.MULTILINE
+)
+TABLE = re.compile(r"kubectl (?:get|patch|annotate) dt ([A-Za-z0-9][A-Za-z0-9-]*)")
+
+
+def commands(page: Path) -> list[str]:
+    """Return the page's commands on DraftTables, continued lines joined."""
+    return COMMAND.findall(page.read_text().replace("\\\n", " "))
+
+
+COMMANDS = sorted({command for page in DOCS.rglob("*.md") for command in commands(page)})
+
+
+def test_pages_show_commands_on_draft_tables() -> None:
+    assert any("rollbackTo" in command for command in COMMANDS)
+    assert any("profile-requested-at" in command for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_on_draft_tables_do_what_they_say(
+    command: str, plane: Plane, api: Api, namespace: str
+) -> None:
+    found = TABLE.search(command)
+    # NAME stands for the reader's.
+    name = found[1].lower() if found else "qwen3-8b-h200"
+    api.apply(test_llmd.DRAFT_TABLE | {"metadata": {"name": name, "namespace": namespace}})
+    plain = command.replace("NAME", name).replace("$(date -Is)", "2026-11-30T09:00:00+00:00").rstrip("& ")
+    program, *arguments = shlex.split(plain)
+    arguments = [one for one in arguments if one not in ("-w", "--watch")]
+    changes = arguments[0] in ("patch", "annotate")
+    told = kubectl(
+        *arguments,
+        *("--kubeconfig", str(plane.kubeconfig()), "--namespace", namespace),
+        *(["--dry-run=server"] if changes else []),
+    )
+    assert program == "kubectl"
+    if changes:
+        assert (
+            f"drafttable.tabletune.dev/{name} {'patched' if arguments[0] == 'patch' else 'annotated'}" in told
+        )
+        assert "(no change)" not in told or "null" in command
