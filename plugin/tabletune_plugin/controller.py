@@ -9,6 +9,7 @@ lost. After :data:`MOST_FAILURES` times the table in force is left alone, until 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from tabletune_plugin.settings import Policy, Settings
 from tabletune_plugin.states import Engine, Reload, Report
 from tabletune_plugin.steering import Steering
 from tabletune_plugin.tallying import Tally
+from tabletune_plugin.telling import Telling
 
 logger = logging.getLogger("tabletune")
 
@@ -29,6 +31,10 @@ WINDOW_SECONDS = 1.0
 """Least time between two looks at what was counted."""
 MOST_FAILURES = 5
 """Exceptions after which the control stops; the table of then stays."""
+
+MOST_CONTROL_SHARE = 0.02
+"""Most of one processor core's time that looking at what was counted may take; a document of many lengths for
+an engine of many requests is looked at less often."""
 
 _LOGGED_CHANGES = 4
 
@@ -54,7 +60,10 @@ class Controller:
         self._plan: controlling.Plan | None = None
         self._state: controlling.State | None = None
         self._control: Control | None = None
+        self._telling = Telling(logger)
+        self._now = 0.0
         self._window_at: float | None = None
+        self._window_seconds = WINDOW_SECONDS
         self._attempts = 0
         self._reloads: Counter[str] = Counter()
         self.report = Report(active=False, reason=states.NO_DOCUMENT, message="", lookup=engine.own_lookup)
@@ -74,6 +83,7 @@ class Controller:
 
     def tick(self, now: float) -> None:
         """Look at the file, and at what was counted if it is time; ``now`` in seconds, monotonic."""
+        self._now = now
         # The file is followed for ever: another document may be what mends it.
         self._try(self._follow, now)
         if self._attempts < MOST_FAILURES:
@@ -127,7 +137,8 @@ class Controller:
         )
         good = result in (following.LOADED, following.RESTORED)
         level = logging.INFO if good else logging.WARNING
-        logger.log(level, "TableTune's document %s: %s: %s", self._settings.table, result, message)
+        line = "TableTune's document %s: %s: %s"
+        self._telling.tell(now, result, level, line, self._settings.table, result, message)
 
     def _load(self, document: Document, digest: str) -> tuple[str, str]:
         """Put ``document`` in force if it can be; returns result and message."""
@@ -177,7 +188,8 @@ class Controller:
             message = "; ".join(filter(None, found.values()))
             self.report = replace(self.report, active=True, reason=reason, also=tuple(also), message=message)
         if serious:
-            logger.warning("TableTune's table was profiled elsewhere: %s", "; ".join(serious))
+            line = "TableTune's table was profiled elsewhere: %s"
+            self._telling.tell(self._now, "elsewhere", logging.WARNING, line, "; ".join(serious))
         return following.LOADED, f"generation {document.generation}, mode {mode}"
 
     def _control_for(self, document: Document) -> Control:
@@ -198,7 +210,10 @@ class Controller:
             )
         if usable == tuple(allowed):
             return control
-        logger.warning(
+        self._telling.tell(
+            self._now,
+            "lengths",
+            logging.WARNING,
             "TableTune leaves out draft lengths %s: the engine was started for %s",
             sorted(set(allowed) - set(usable)),
             list(self._engine.lengths),
@@ -235,7 +250,7 @@ class Controller:
         if self._window_at is None:
             self._window_at = now
         seconds = now - self._window_at
-        if seconds < WINDOW_SECONDS:
+        if seconds < self._window_seconds:
             return
         plan, state, control = self._plan, self._state, self._control
         comparable = self._compare(plan)
@@ -249,7 +264,9 @@ class Controller:
             return
         if not comparable:
             window = replace(window, step_times=(), changes=(), timed=False)
+        began = time.thread_time()
         self._state, outcome = controlling.advance(plan, state, window)
+        self._window_seconds = max(WINDOW_SECONDS, (time.thread_time() - began) / MOST_CONTROL_SHARE)
         changed = outcome.lookup != state.lookup
         self.report = replace(
             self.report,
@@ -287,7 +304,8 @@ class Controller:
         ]
         more = "" if len(changes) <= _LOGGED_CHANGES else f" and {len(changes) - _LOGGED_CHANGES} more"
         verb = "corrects" if self.report.mode is Mode.ADAPT else "would correct"
-        logger.info("TableTune %s the table: %s%s", verb, ", ".join(changes[:_LOGGED_CHANGES]), more)
+        line, told = "TableTune %s the table: %s%s", ", ".join(changes[:_LOGGED_CHANGES])
+        self._telling.tell(self._now, "corrects", logging.INFO, line, verb, told, more)
 
     def _in_force(self) -> tuple[int, ...]:
         return self._steering.lookup or self._engine.own_lookup

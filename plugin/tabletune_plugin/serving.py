@@ -3,16 +3,18 @@
 vLLM's HTTP server is in another process, which knows nothing of the scheduler. This one shares the engine
 core's process, so whatever comes over the network must cost it little: a handful of requests at a time, each
 with a time limit, everything else turned away. A port that is taken, or a server that breaks, is told once
-and tried again later.
+and tried again later; a process that has no file left to accept a connection with waits, and does not spin.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +27,7 @@ logger = logging.getLogger("tabletune")
 RETRY_SECONDS = 5.0
 """Time between two tries to get the port."""
 REQUEST_SECONDS = 5.0
-"""Longest that a client may keep a request's thread waiting."""
+"""Longest that a client may keep a request's thread, however often it sends or takes a byte."""
 LOOK_UP_SECONDS = 0.25
 """Longest that it takes to notice the end."""
 MOST_REQUESTS = 8
@@ -73,6 +75,7 @@ class Server:
             # Not serve_forever: whoever stops that too early waits for ever, and here it would be an engine.
             while not self._stopping.is_set():
                 server.handle_request()
+                server.end_overdue()
 
     def _complain(self, message: str) -> None:
         if not self._complained:
@@ -110,6 +113,7 @@ class _HttpServer(http.server.ThreadingHTTPServer):
     def __init__(self, port: int, answer: Callable[[str, str], tuple[int, str, bytes]]) -> None:
         self.answer = answer
         self._slots = threading.BoundedSemaphore(MOST_REQUESTS)
+        self._since: dict[socket.socket, float] = {}
         if socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         super().__init__(("", port), _Handler)
@@ -122,13 +126,30 @@ class _HttpServer(http.server.ThreadingHTTPServer):
         super(http.server.HTTPServer, self).server_bind()
         self.server_name, self.server_port = "", self.server_address[1]
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # The connection goes on waiting to be accepted, and asking again at once would take a whole core.
+            time.sleep(LOOK_UP_SECONDS)
+            raise
+
+    def end_overdue(self) -> None:
+        """Cut the connections whose time is over; their threads find out and end."""
+        for request, since in list(self._since.items()):
+            if time.monotonic() - since > REQUEST_SECONDS:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        self._since[request] = time.monotonic()
         try:
             super().process_request(request, client_address)
         except Exception:
+            self._since.pop(request, None)
             self._slots.release()
             self.shutdown_request(request)
 
@@ -136,6 +157,7 @@ class _HttpServer(http.server.ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._since.pop(request, None)
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002

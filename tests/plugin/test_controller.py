@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,36 @@ def test_every_reload_is_logged_with_its_result(path: Path, caplog: pytest.LogCa
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "Missing" in caplog.messages[0]
     assert "Loaded: generation 1, mode follow" in caplog.messages[1]
+
+
+def test_bad_file_that_is_rewritten_each_second_is_told_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(path)
+    for _ in range(300):
+        path.write_text("broken")
+        rig.tick(2)
+    assert len(caplog.records) == 1
+    assert rig.report.reloads == {"Invalid": 1}
+
+
+def test_files_that_change_with_each_look_do_not_fill_the_log(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Ten minutes of a file that is there, gone, broken otherwise each time, and another engine's.
+    rig = Rig(path, engines.engine(lengths=(0, 2)))
+    with caplog.at_level(logging.INFO, "tabletune"):
+        for number in range(300):
+            rig.write(engines.document((1, 1, 1, 0), generation=number + 1, gpu=f"GPU {number}"))
+            rig.tick()
+            path.write_text("{" * number)
+            rig.tick()
+            path.unlink()
+            rig.tick()
+            rig.now += 0.5
+    assert rig.report.reloads["Loaded"] == rig.report.reloads["Missing"] == 300
+    # Loaded, missing, profiled elsewhere, lengths left out: five times a minute each.
+    assert 100 < len(caplog.records) <= 4 * 11 * 5
 
 
 # Fingerprint
@@ -337,6 +368,31 @@ def test_costs_are_corrected_only_in_the_profiles_measure(
     assert rig.steering.measure is (measure if comparable else None)
     # Spans that are recorded never come in this test, so there are none to give.
     assert bool(windows[-1].step_times) is (measure is Measure.QUIET_INTERVAL)
+
+
+def test_windows_that_take_long_to_look_at_are_looked_at_less_often(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    advance = controlling.advance
+
+    def slow(plan: Any, state: Any, window: controlling.Window) -> Any:
+        seen.append(window.seconds)
+        began = time.thread_time()
+        while time.thread_time() - began < 0.1:
+            pass
+        return advance(plan, state, window)
+
+    monkeypatch.setattr(controlling, "advance", slow)
+    rig = Rig(path, TABLETUNE_MODE="observe")
+    rig.write(engines.document())
+    for _ in range(40):
+        rig.serve(5)
+        rig.tick()
+    # A tenth of a second is 2% of five.
+    assert seen[0] == 1.0
+    assert len(seen) == 4
+    assert all(5.0 <= seconds < 7.0 for seconds in seen[1:])
 
 
 def test_idle_engine_costs_nothing_and_time_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,20 @@ def test_pipe_is_refused_without_waiting_for_its_other_end(path: Path, clock: Cl
     assert time.monotonic() - began < 1.0
 
 
+def test_what_is_no_file_is_not_even_opened(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A writer that waits for the pipe's other end would be woken up, and then killed by SIGPIPE; a watchdog
+    # device restarts the machine.
+    opened: list[object] = []
+    monkeypatch.setattr(os, "open", lambda *given: opened.append(given))
+    os.mkfifo(path)
+    assert clock.settle() == [following.UNREADABLE]
+    assert following.read(path, 5.0) is None
+    assert Clock(Path("/dev/zero")).settle() == [following.UNREADABLE]
+    assert opened == []
+
+
 def test_folder_device_link_loop_and_odd_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -187,6 +191,69 @@ def test_busy_port_is_told_once_and_taken_when_it_is_free(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert f"port {port}" in warnings[0]
+
+
+def test_client_that_sends_a_byte_now_and_then_is_cut_off_in_time(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(serving._Handler, "timeout", 0.5)
+    with running(port), socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(0.1)
+        began = time.monotonic()
+        client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while time.monotonic() - began < 5:
+                client.sendall(b"x")
+                time.sleep(0.1)
+        assert 0.4 < time.monotonic() - began < 2.0
+        wait_until(lambda: handled() == 0)
+        assert get(port, "/healthz")[0] == 200
+
+
+# The process may open so many files and no more; a client of another process connects.
+WITHOUT_FILES = """
+import os, resource, subprocess, sys, time
+from tests.plugin import test_serving
+from tests.plugin.test_serving import Server, get, snapshot, wait_for
+port = int(sys.argv[1])
+server = Server(port, snapshot)
+server.start()
+wait_for(port)
+connect = f"import socket, time; s = socket.create_connection(('', {port})); print(flush=True); time.sleep(9)"
+client = subprocess.Popen([sys.executable, "-c", connect], stdout=subprocess.PIPE)
+taken = []
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+try:
+    while True:
+        taken.append(os.dup(1))
+except OSError:
+    pass
+client.stdout.readline()
+cpu = time.process_time()
+time.sleep(1.0)
+spent = time.process_time() - cpu
+for one in taken:
+    os.close(one)
+client.kill()
+print(spent, get(port, "/healthz")[0])
+server.stop()
+"""
+
+
+def test_process_without_files_to_open_does_not_spin_and_recovers(port: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FILES, str(port)],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    spent, status = done.stdout.split()
+    assert float(spent) < 0.3
+    assert status == "200"
 
 
 def test_port_is_free_after_stop(port: int) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +24,7 @@ def table() -> Iterator[Spans]:
     table = Spans.create()
     yield table
     table.close()
+    table.unlink()
 
 
 # The memory
@@ -60,12 +64,41 @@ def test_another_process_writes_what_this_one_reads(table: Spans) -> None:
     assert table.read(8) == 4.5
 
 
-def test_closed_memory_is_gone() -> None:
+def test_unlinked_memory_is_gone_but_for_those_who_have_it() -> None:
     table = Spans.create()
-    name = table.name
-    table.close()
+    worker = Spans(SharedMemory(name=table.name))
+    table.unlink()
     with pytest.raises(FileNotFoundError):
-        SharedMemory(name=name)
+        SharedMemory(name=table.name)
+    worker.write(3, 1.5)
+    assert table.read(3) == 1.5
+    worker.close()
+    table.close()
+
+
+ENDING = """
+import os, sys
+from tabletune_plugin.engine.spans import Spans
+table = Spans.create()
+print(table.name, flush=True)
+table.unlink()
+table.write(0, 1.0)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_engine_that_ends_leaves_no_memory_and_no_complaint(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, how],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert not Path("/dev/shm", done.stdout.strip().lstrip("/")).exists()
 
 
 # The recorder

@@ -240,6 +240,7 @@ class Executor:
     def __init__(self, *records: bool) -> None:
         self._records = list(records)
         self.names: list[str] = []
+        self.recorders: list[spans.Spans] = []
         self.detached = 0
 
     def collective_rpc(self, method: Any, args: tuple[str, ...] = ()) -> list[bool]:
@@ -248,6 +249,8 @@ class Executor:
             return []
         assert method is spans.attach_in_worker
         self.names += args
+        if any(self._records):
+            self.recorders.append(spans.Spans(SharedMemory(name=args[0])))  # as the worker does
         return self._records
 
 
@@ -270,7 +273,10 @@ def test_spans_of_rank_0_are_read_by_step_counted_from_the_moment_of_attaching(
     scheduler.update_from_output(scheduled({"a": 1}), returned())
     assert [step.number for step in seen] == [0, 0]
     assert tap.gpu_span_ms(0) is None
-    recorder = spans.Spans(SharedMemory(name=executor.names[0]))  # as the worker does
+    # Whoever ends, and however, leaves no memory behind.
+    with pytest.raises(FileNotFoundError):
+        SharedMemory(name=executor.names[0])
+    (recorder,) = executor.recorders
     recorder.write(0, 4.5)
     assert tap.gpu_span_ms(0) == 4.5
     recorder.close()
@@ -285,3 +291,4 @@ def test_workers_record_until_the_tap_is_detached(tap: Tap) -> None:
     tap.detach()
     tap.detach()
     assert executor.detached == 1
+    executor.recorders[0].close()

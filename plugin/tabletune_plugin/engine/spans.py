@@ -32,14 +32,14 @@ class Spans:
     the slot is still, or already, that step's.
     """
 
-    def __init__(self, memory: shared_memory.SharedMemory, *, owner: bool = False) -> None:
-        self._memory, self._owner = memory, owner
+    def __init__(self, memory: shared_memory.SharedMemory) -> None:
+        self._memory = memory
         self._slots: npt.NDArray[np.float64] = np.ndarray((CAPACITY, 2), np.float64, memory.buf)
 
     @classmethod
     def create(cls) -> Spans:
         """Return an empty table of spans in new shared memory."""
-        spans = cls(shared_memory.SharedMemory(create=True, size=CAPACITY * 16), owner=True)
+        spans = cls(shared_memory.SharedMemory(create=True, size=CAPACITY * 16))
         spans._slots[:] = -1.0
         return spans
 
@@ -61,11 +61,13 @@ class Spans:
         return float(slot[1]) if slot[0] == step else None
 
     def close(self) -> None:
-        """Let go of the memory; whoever created it gives it back."""
+        """Let go of the memory."""
         del self._slots
         self._memory.close()
-        if self._owner:
-            self._memory.unlink()
+
+    def unlink(self) -> None:
+        """Take its name away, once all who need it have it: however they end, nothing is left behind."""
+        self._memory.unlink()
 
 
 class _Event(Protocol):

@@ -112,6 +112,8 @@ class Tap:
         except Exception:
             spans.close()
             raise
+        finally:
+            spans.unlink()
         if not records:
             spans.close()
             return False
