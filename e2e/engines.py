@@ -50,7 +50,9 @@ def ensure(settings: Settings, tell: Callable[[str], None]) -> None:
     for pattern in _OWN:
         for path in (folder / "packages").glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    _link(REPOSITORY / ".cache" / "models" / MODEL, folder / "models" / MODEL)
+    commands.run(["cp", "--archive", REPOSITORY / ".cache" / "models" / MODEL, folder / "models"])
+    # Pods read as any user, and a copy's rights are not those of the original.
+    commands.run(["chmod", "--recursive", "a+rX", folder / "models"])
     stamp.write_text(wanted)
 
 

@@ -90,6 +90,6 @@ def _hierarchies() -> Iterator[Path]:
     seen = set()
     for folder in sorted(ROOT.iterdir()):
         # Names like cpu,cpuacct are one hierarchy with links to it.
-        if folder.resolve() not in seen and (folder / "cgroup.procs").exists() and folder.name != "unified":
+        if folder.resolve() not in seen and (folder / "cgroup.procs").exists():
             seen.add(folder.resolve())
             yield folder.resolve()

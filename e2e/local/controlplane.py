@@ -1,4 +1,4 @@
-"""etcd, the API server, its controllers, the scheduler and kube-proxy of a local cluster."""
+"""etcd, the API server, its controllers, the scheduler, kube-proxy and CoreDNS of a local cluster."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _USERS = {
     "kube-controller-manager": ("system:kube-controller-manager", ""),
     "kube-scheduler": ("system:kube-scheduler", ""),
     "kube-proxy": ("system:kube-proxy", ""),
+    "coredns": ("system:coredns", "system:masters"),
     **{node: (f"system:node:{node}", "system:nodes") for node in settings.POOLS},
 }
 """User and group of each program, which Kubernetes' own roles name, and of the administrator."""
@@ -51,10 +52,11 @@ class ControlPlane:
             ("kube-scheduler", 10259, ()),
         ):
             self._start_controller(name, port, arguments)
+        self._start_dns()
 
     def stop(self) -> None:
         """End everything, the API server's clients first."""
-        for name in ("kube-proxy", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
+        for name in ("coredns", "kube-proxy", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
             self.daemon(name).stop(at_once=name != "etcd")
 
     def forget(self) -> None:
@@ -198,6 +200,17 @@ class ControlPlane:
                 *arguments,
             ],
             lambda: _answers(f"https://127.0.0.1:{port}/healthz"),
+        )
+
+    def _start_dns(self) -> None:
+        config = self.write_kubeconfig(self._folder / "coredns.kubeconfig", "coredns")
+        corefile = self._folder / "Corefile"
+        corefile.write_text(
+            f".:53 {{\n  bind {networks.DNS_ADDRESS}\n  errors\n  ready 127.0.0.1:8181\n"
+            f"  kubernetes {networks.DOMAIN} {{\n    kubeconfig {config}\n  }}\n}}\n"
+        )
+        self.daemon("coredns").start(
+            [self.programs["coredns"], "-conf", corefile], lambda: _answers("http://127.0.0.1:8181/ready")
         )
 
     def _api_is_ready(self) -> bool:

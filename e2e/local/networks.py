@@ -15,6 +15,8 @@ API_ADDRESS = "10.96.0.1"
 """First address of the services' range, at which pods look for the API server. It is the namespace's own, so
 the server listens right there."""
 SERVICE_RANGE = "10.96.0.0/24"
+DNS_ADDRESS = "10.96.1.10"
+DOMAIN = "cluster.local"
 POD_RANGE = "10.244.0.0/16"
 GATEWAY = "10.244.0.1"
 BRIDGE = "pods"
@@ -40,7 +42,8 @@ def make() -> None:
     if not exists():
         commands.run(["ip", "netns", "add", NAME])
     commands.run(["ip", "-n", NAME, "link", "set", "lo", "up"])
-    commands.run(["ip", "-n", NAME, "address", "replace", f"{API_ADDRESS}/32", "dev", "lo"])
+    for address in (API_ADDRESS, DNS_ADDRESS):
+        commands.run(["ip", "-n", NAME, "address", "replace", f"{address}/32", "dev", "lo"])
     # Forwarding for pods; and kube-proxy's rules for what goes from pod to pod over the bridge, or the answer
     # through a service would come from an address that nobody asked.
     for key in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"):
@@ -52,7 +55,9 @@ def remove() -> None:
     if exists():
         commands.run(["ip", "netns", "delete", NAME])
     for path in CNI_RESULTS.glob(f"{CNI_NAME}-*"):
-        path.unlink(missing_ok=True)
+        container = path.name.removeprefix(f"{CNI_NAME}-").rpartition("-")[0]
+        for one in CNI_RESULTS.glob(f"*-{container}-*"):
+            one.unlink(missing_ok=True)
 
 
 def cni(node: int, folder: Path) -> dict[str, Any]:

@@ -170,6 +170,8 @@ class Node:
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "containerRuntimeEndpoint": f"unix://{self.socket}",
+            "clusterDNS": [networks.DNS_ADDRESS],
+            "clusterDomain": networks.DOMAIN,
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{cgroups.pods(self.name)}",
             "failCgroupV1": False,

@@ -13,6 +13,7 @@ NAMES = (
     "kube-controller-manager",
     "kube-scheduler",
     "kube-proxy",
+    "coredns",
     "kubelet",
 )
 CLIENTS = ("kubectl", "helm")
