@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MODEL := .cache/models/SmolLM2-135M-Instruct
-CODE := $(wildcard tabletune profiler plugin operator tools tests benchmarks)
+CODE := $(wildcard tabletune profiler plugin operator tools tests benchmarks charts)
 
 # Any Python may run the set-up; it looks for the right one itself.
 ANY_PYTHON = $(firstword $(shell command -v python3 $(PYTHON) python3.13 python3.12 python3.11))
