@@ -230,6 +230,48 @@ def test_without_keep_uninstalling_deletes_all_as_the_notes_warn(bare_api: Api, 
     wait("the ConfigMap to be collected", lambda: uid(bare_api, "ConfigMap") is None, 60)
 
 
+def test_who_may_edit_a_namespace_may_make_draft_tables_and_who_may_view_it_may_read_them(
+    bare: Plane, bare_api: Api, release: Release
+) -> None:
+    release.install()
+    is_served(bare_api)
+    fixtures.make_namespace(bare_api, "ml")
+    accounts = {role: account_with(bare, bare_api, role) for role in ("view", "edit")}
+    table = objects.draft_table("ml")
+    # The controller manager aggregates roles in its own time.
+    wait("the editor's right", lambda: applied(accounts["edit"], table))
+    wait("the viewer's right", lambda: may_list(accounts["view"]))
+    with pytest.raises(ApiError, match="403"):
+        accounts["view"].apply(table)
+    for account in accounts.values():
+        account.close()
+
+
+def account_with(plane: Plane, api: Api, role: str) -> Api:
+    """Return a client of a service account that is bound to one of the cluster's own roles."""
+    metadata = {"name": role, "namespace": "ml"}
+    api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": "ml"}],
+    }
+    api.create(binding)
+    return plane.as_token(api.token_of("ml", role))
+
+
+def may_list(api: Api) -> bool:
+    """Whether the API server shows DraftTables."""
+    try:
+        api.list("DraftTable", "ml")
+    except ApiError:
+        return False
+    return True
+
+
 def test_with_monitoring_the_prometheus_operator_s_objects_are_made(
     bare: Plane, bare_api: Api, release: Release
 ) -> None:

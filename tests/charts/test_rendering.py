@@ -216,6 +216,19 @@ def test_every_object_says_whose_it_is(helm: Helm, name: str) -> None:
         assert wanted.items() <= body["metadata"]["labels"].items(), body["metadata"]["name"]
 
 
+def test_the_network_policy_lets_the_release_s_own_test_in(helm: Helm) -> None:
+    (rule,) = one(helm.template(SETS["guarded"]), "NetworkPolicy")["spec"]["ingress"]
+    labels = rule["from"][-1]["podSelector"]["matchLabels"]
+    shown = helm.run(
+        *("template", "tabletune", str(CHART), "--show-only", "templates/tests/operator.yaml"),
+        values=SETS["guarded"],
+    )
+    assert labels.items() <= yaml.safe_load(shown)["metadata"]["labels"].items()
+    # Where everybody may, nobody is named.
+    (rule,) = one(helm.template({"networkPolicy": {"enabled": True}}), "NetworkPolicy")["spec"]["ingress"]
+    assert "from" not in rule
+
+
 def test_nothing_of_the_prometheus_operator_is_made_unless_asked(helm: Helm) -> None:
     assert not [body for body in helm.template() if "monitoring" in body["apiVersion"]]
     kinds = {body["kind"] for body in helm.template(SETS["monitored"])}
