@@ -20,7 +20,17 @@ import describing
 import plugin_examples
 from tabletune import controlling, correcting, estimating, schemas
 from tabletune.documents import Control
-from tabletune_plugin import controller, following, runtime, serving, settings, states, steering, tallying
+from tabletune_plugin import (
+    controller,
+    following,
+    runtime,
+    serving,
+    settings,
+    states,
+    steering,
+    tallying,
+    telling,
+)
 from tabletune_plugin.engine import steps
 from tabletune_plugin.settings import Settings
 from tabletune_profiler import main, progress
@@ -34,7 +44,7 @@ CONSTANTS = {
     "Acceptance and when to explore": (estimating,),
     "Cost": (correcting,),
     "The loop": (controlling, controller, steps, tallying, steering),
-    "Threads and HTTP": (runtime, serving),
+    "Threads, HTTP and the log": (runtime, serving, telling),
 }
 """Modules whose constants the plugin's page lists, by what they are about."""
 

@@ -69,6 +69,7 @@ def snapshot() -> Snapshot:
             recent_ms={("1", longest): (5.0,)},
         ),
         explorations=1,
+        looked_at=document.created_at.timestamp(),
     )
 
 

@@ -37,6 +37,7 @@ def describe(snapshot: Snapshot) -> dict[str, object]:
         "source": plain(document.source) if document is not None else None,
         "digest": report.digest,
         "lastReload": plain(report.reload),
+        "lastLookAt": plain(snapshot.looked_at),
         "reloads": plain(report.reloads),
         "differences": plain(report.differences),
         "corrections": report.corrections,

@@ -33,6 +33,8 @@ class Snapshot:
     settings: Settings
     totals: Totals | None
     explorations: int
+    looked_at: float | None = None
+    """When the file was last looked at, seconds since 1970; ``None`` where nobody looks."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,14 @@ def _activity(snapshot: Snapshot) -> Iterator[Metric]:
         [],
         [([], float(report.failures))],
     )
+    if snapshot.looked_at is not None:
+        yield _gauge(
+            "tabletune_last_look_timestamp_seconds",
+            "When the control last looked at the table document's file; an old one says that it hangs, as a"
+            " file system may.",
+            [],
+            [([], snapshot.looked_at)],
+        )
     yield _gauge(
         "tabletune_fingerprint_differs",
         "1 for each field in which the engine is not the one that was profiled.",

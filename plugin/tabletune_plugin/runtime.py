@@ -38,6 +38,7 @@ class Runtime:
         self._tally: Tally | None = None
         self._steering: Steering | None = None
         self._engine: Engine | None = None
+        self._looked_at: float | None = None
         self._stopping = threading.Event()
         self._ticked = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,6 +77,7 @@ class Runtime:
         runtime = cls(settings, lambda: controller.report)
         runtime._engine, runtime._controller = engine, controller
         runtime._tally, runtime._steering = tally, steering
+        runtime._looked_at = time.time()
         runtime._thread = threading.Thread(target=runtime._run, name="tabletune-control", daemon=True)
         runtime._thread.start()
         runtime._ticked.wait(FIRST_TICK_SECONDS)
@@ -110,6 +112,7 @@ class Runtime:
             settings=self._settings,
             totals=self._tally.totals() if self._tally is not None else None,
             explorations=steering.explorations if steering is not None else 0,
+            looked_at=self._looked_at,
         )
 
     def _run(self) -> None:
@@ -117,6 +120,7 @@ class Runtime:
         while controller is not None and not self._stopping.is_set():
             try:
                 controller.tick(time.monotonic())
+                self._looked_at = time.time()
             except Exception:
                 # The controller handles its own; this is what it could not even tell.
                 logger.debug("TableTune's controller could not handle its failure", exc_info=True)

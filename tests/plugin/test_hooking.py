@@ -548,8 +548,12 @@ def test_scheduler_that_is_not_built_on_vllms_is_started_as_the_user_asked(
     assert config.speculative_config.num_speculative_tokens_per_batch_size is users
     core = vllm.start(config, Foreign)
     assert core.step_fn() == "stepped"
-    assert inactive(vllm, core, caplog) == states.UNKNOWN_SCHEDULER
-    assert "Foreign, which is not built on vLLM's" in caplog.text
+    # Told where the configuration was made, and once.
+    assert hooking._process_runtime is not None
+    assert hooking._process_runtime.report.reason == states.UNKNOWN_SCHEDULER
+    (warning,) = caplog.messages
+    assert "(UnknownScheduler)" in warning
+    assert "Foreign, which is not built on vLLM's" in warning
     assert core.scheduler.dynamic_sd_lookup == ([0, 1, 1, 1, 1] if users else None)
 
 
@@ -559,7 +563,10 @@ def test_foreign_scheduler_around_vllms_own_is_left_alone_too(
     hooking.install()
     config = vllm.configure(SpeculativeConfig(), scheduler_cls=Foreign)
     core = vllm.start(config)
-    assert inactive(vllm, core, caplog) == states.UNKNOWN_SCHEDULER
+    assert core.step_fn() == "stepped"
+    assert hooking._RUNTIME not in vars(core.scheduler)
+    (warning,) = caplog.messages
+    assert "(UnknownScheduler)" in warning
 
 
 def test_scheduler_that_a_platform_chose_does_not_serve_the_startup_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from types import MappingProxyType
@@ -83,6 +84,16 @@ def test_counts_are_by_position_from_1(adapting: Rig) -> None:
     }
     assert found["tabletune_accepted_total"] == {(("position", "1"),): 299.0, (("position", "2"),): 0.0}
     assert found["tabletune_requests_total"] == {(("proposed", "no"),): 0.0, (("proposed", "yes"),): 598.0}
+
+
+def test_every_reason_has_a_series(adapting: Rig) -> None:
+    report = dataclasses.replace(adapting.report, reason="FingerprintDiffers", also=("StatisticsOff",))
+    found = scrape(dataclasses.replace(snapshot_of(adapting), report=report, looked_at=1e9))
+    assert found["tabletune_active"] == {
+        (("reason", "FingerprintDiffers"),): 1.0,
+        (("reason", "StatisticsOff"),): 1.0,
+    }
+    assert found["tabletune_last_look_timestamp_seconds"] == {(): 1e9}
 
 
 def test_steps_are_by_batch_length_and_kind(adapting: Rig) -> None:

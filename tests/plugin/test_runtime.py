@@ -122,8 +122,13 @@ def test_hanging_file_system_delays_the_engines_start_by_no_more_than_the_limit(
         for number in range(5):
             running.on_step(engines.step(number))
         assert running.snapshot().report.reason == states.NO_DOCUMENT
+        started = running.snapshot().looked_at
+        time.sleep(0.3)
+        # What hangs is seen by the time of the last look.
+        assert running.snapshot().looked_at == started is not None
     # When the file system is gone for good, that is found out and told.
     wait_until(lambda: running.report.reload is not None)
+    wait_until(lambda: (running.snapshot().looked_at or 0.0) > started)
     assert running.report.reload is not None
     assert running.report.reload.result in (following.MISSING, following.UNREADABLE)
 

@@ -47,7 +47,8 @@ table away there, and the cores of a dense model no longer know why (each is one
 
 FOREIGN = "_tabletune_foreign"
 """Attribute of vLLM's speculative config with the name of the scheduler class, where that is not built on
-vLLM's: it would serve the start-up table, and nobody could replace it."""
+vLLM's: it would serve the start-up table, and nobody could replace it. This is told where the configuration
+is made; an engine core knows of such a scheduler at its first request only."""
 
 _RUNTIME = "_tabletune_runtime"
 _HOOKED = "_tabletune_hooked"
@@ -124,6 +125,8 @@ def _hook_arguments() -> None:
             _hook_engine_core()
             parallel = kwargs.get("target_parallel_config") or args[-1]
             _prepare(config, self.max_num_seqs, parallel, self.scheduler_cls)
+            if foreign := getattr(config, FOREIGN, ""):
+                _inactive_process(*_unknown_scheduler(foreign))
         except versions.UnsupportedEngineError as error:
             _inactive_process(states.HOOKS_DIFFER, error.reason)
         except Exception:
@@ -145,7 +148,7 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any, scheduler: st
         return
     if foreign := _foreign(scheduler):
         setattr(config, FOREIGN, foreign)
-        return  # likewise
+        return
     chosen, _ = settings.read(os.environ)
     users = config.num_speculative_tokens_per_batch_size
     if users is not None and not chosen.replace_table:
@@ -240,7 +243,7 @@ def _before_first_step(core: Any) -> None:
     running = getattr(core.scheduler, _RUNTIME, None)
     if isinstance(running, _Hook):
         running.record_spans(core.model_executor)
-    elif running is None:
+    elif running is None and not hasattr(core.vllm_config.speculative_config, FOREIGN):
         _take_back(core.scheduler, core.vllm_config)
         reason, message = _unknown_scheduler(type(core.scheduler).__qualname__)
         runtime.log_inactive(reason, message)
@@ -304,10 +307,10 @@ class _Hook:
 
 def _start(scheduler: Any) -> None:
     """Start the runtime for ``scheduler``, or say why not."""
-    if hasattr(scheduler, _RUNTIME):
+    config = scheduler.vllm_config
+    if hasattr(scheduler, _RUNTIME) or hasattr(config.speculative_config, FOREIGN):
         return
     chosen = _settings()
-    config = scheduler.vllm_config
     found = _obstacle(scheduler, config)
     if found is not None:
         _take_back(scheduler, config)
@@ -348,8 +351,6 @@ def _obstacle(scheduler: Any, config: Any) -> tuple[str, str] | None:
     ranks = getattr(config.speculative_config, PARALLEL, 1)
     if ranks > 1:
         return states.DATA_PARALLEL, f"data_parallel_size is {ranks}, with which vLLM ignores a table"
-    if foreign := getattr(config.speculative_config, FOREIGN, ""):
-        return _unknown_scheduler(foreign)
     for obstacle in facts.obstacles(config):
         if obstacle.severity is facts.Severity.REFUSED:
             return obstacle.name, f"{obstacle.reason} {obstacle.remedy}"
