@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,26 @@ def test_message_is_short_whatever_the_file_says(path: Path, clock: Clock) -> No
     readings = [reading for reading in (clock.poll() for _ in range(5)) if reading is not None]
     assert len(readings) == 1
     assert len(readings[0].message) <= 500
+
+
+def test_no_file_stays_open_whatever_is_there(path: Path, clock: Clock) -> None:
+    def leave(make: Callable[[], object]) -> None:
+        path.unlink(missing_ok=True)
+        make()
+
+    kinds: list[Callable[[], object]] = [
+        lambda: path.write_bytes(data(2)),
+        lambda: path.write_bytes(b"broken"),
+        lambda: path.write_bytes(b"x" * (documents.MAX_DOCUMENT_BYTES + 1)),
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to(path.name),
+        lambda: path.symlink_to("/dev/zero"),
+        lambda: path.symlink_to("/proc/self/mem"),
+        lambda: path.symlink_to("/proc"),
+    ]
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for make in kinds * 5:
+        leave(make)
+        clock.settle()
+        following.read(path, 5.0)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
