@@ -1,4 +1,4 @@
-"""What chart and Kustomize bases make is known to the oldest Kubernetes that the chart asks for, and the newest.
+"""The oldest Kubernetes that the chart asks for, and the newest, know all that chart and bases make.
 
 The API server of the other tests is of one version; the schemas of these say whether a field was there.
 """
