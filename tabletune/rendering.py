@@ -36,6 +36,8 @@ SPECULATIVE_CONFIG_FILE = "speculative-config.json"
 """Value of ``--speculative-config`` for pods without the plugin; ``null`` where speculation is off."""
 VLLM_ARGS_FILE = "vllm-args.yaml"
 """File for ``--config``: the speculative config and the advised engine settings."""
+FILES = (DOCUMENT_FILE, SPECULATIVE_CONFIG_FILE, VLLM_ARGS_FILE)
+"""Keys of the ConfigMap."""
 
 GENERATION_ANNOTATION = "tabletune.dev/generation"
 """Generation of the document in the ConfigMap."""

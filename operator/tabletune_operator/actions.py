@@ -33,13 +33,15 @@ class Delete:
 
 
 @dataclass(frozen=True)
-class Annotate:
-    """Set annotations of the DraftTable itself."""
+class Merge:
+    """Set a few fields of an object that is there, the others untouched."""
 
-    annotations: Mapping[str, str]
+    kind: str
+    name: str
+    patch: Mapping[str, Any]
 
 
-Action = Create | Apply | Delete | Annotate
+Action = Create | Apply | Delete | Merge
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tabletune.api import names
 from tabletune_operator import digests, errors, metrics
-from tabletune_operator.actions import Action, Annotate, Apply, Create, Delete, Happened
+from tabletune_operator.actions import Action, Apply, Create, Delete, Happened, Merge
 from tabletune_operator.caching import WATCHED, Cache
 from tabletune_operator.observations import DraftTable
 from tabletune_operator.requesting import Client
@@ -51,9 +51,8 @@ async def act(client: Client, cache: Cache, table: DraftTable, action: Action) -
             _count_generation(body)
         case Delete(kind, name):
             await client.delete(kind, table.namespace, name)
-        case Annotate(annotations):
-            patch = {"metadata": {"annotations": dict(annotations)}}
-            cache.put(names.KIND, await client.merge(names.KIND, table.namespace, table.name, patch))
+        case Merge(kind, name, patch):
+            cache.put(kind, await client.merge(kind, table.namespace, name, patch))
 
 
 async def post(client: Client, table: DraftTable, happened: Happened, now: str) -> None:
@@ -94,7 +93,28 @@ async def say(client: Client, cache: Cache, table: DraftTable, status: Mapping[s
         "metadata": {"name": table.name, "namespace": table.namespace, "uid": table.uid},
         "status": dict(status),
     }
-    cache.put(names.KIND, await client.apply(body, "status"))
+    said = await client.apply(body, "status")
+    if patch := _undo(said.get("status") or {}, status):
+        # In the eyes of server-side apply what somebody else put in is theirs, and stays.
+        said = await client.merge(names.KIND, table.namespace, table.name, {"status": patch}, "status")
+    cache.put(names.KIND, said)
+
+
+def _undo(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that makes ``wanted`` of ``found``; empty where it is that.
+
+    >>> _undo({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 2}})
+    {'a': None, 'b': {'d': None}}
+    """
+    patch: dict[str, Any] = dict.fromkeys(found.keys() - wanted.keys())
+    for key, value in wanted.items():
+        there = found.get(key)
+        if isinstance(value, Mapping) and isinstance(there, Mapping):
+            if inner := _undo(there, value):
+                patch[key] = inner
+        elif there != value:
+            patch[key] = value
+    return patch
 
 
 def _count_generation(body: Mapping[str, Any]) -> None:

@@ -51,7 +51,8 @@ class Cache:
         self._held: dict[tuple[str, str, str], _Held] = {}
         self._by_key: dict[tuple[str, Key], set[tuple[str, str, str]]] = defaultdict(set)
         self._tables: dict[str, set[str]] = defaultdict(set)
-        self._gone: dict[str, None] = {}
+        self._gone: dict[str, int] = {}
+        """Resource versions at which objects went, by uid."""
 
     def put(self, kind: str, body: Body) -> Key | None:
         """Take note of an object; return the DraftTable that it belongs to.
@@ -66,8 +67,9 @@ class Cache:
         known = self._held.get(place)
         if known is not None and known.uid == uid and known.version >= max(version, 1):
             return key
-        if uid in self._gone:
-            # The answer to our own request may come after the event of the object's end.
+        if version <= self._gone.get(uid, -1):
+            # The answer to our own request may come after the event of the object's end. What is newer is
+            # back: a watch also tells of the end of what only lost its label.
             return key
         view = _VIEWS[kind](body)
         self._drop(place)
@@ -85,7 +87,7 @@ class Cache:
         metadata = body["metadata"]
         place = (kind, metadata["namespace"], metadata["name"])
         known = self._held.get(place)
-        self._bury(metadata["uid"])
+        self._bury(metadata["uid"], _version(metadata.get("resourceVersion")))
         if known is not None and known.uid == metadata["uid"]:
             self._drop(place)
         return key_of(kind, body)
@@ -103,7 +105,7 @@ class Cache:
                 continue
             if held.key is not None:
                 keys.add(held.key)
-            self._bury(uid)
+            self._bury(uid, held.version)
             self._drop((kind, namespace, name))
         return keys
 
@@ -128,9 +130,9 @@ class Cache:
         held = self._held.get(("ConfigMap", namespace, name))
         return held.view if held is not None else None
 
-    def _bury(self, uid: str) -> None:
-        """Remember that an object is gone for good; uids are never used again."""
-        self._gone[uid] = None
+    def _bury(self, uid: str, version: int) -> None:
+        """Remember that an object is gone; one of the same name has another uid."""
+        self._gone[uid] = version
         while len(self._gone) > MOST_GONE:
             del self._gone[next(iter(self._gone))]
 

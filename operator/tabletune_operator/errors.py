@@ -6,6 +6,8 @@ ours, an outage is nobody's fault, and a refusal is the user's to read.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 MAX_MESSAGE = 2_000
 
 
@@ -18,7 +20,7 @@ class ApiError(Exception):
 
 
 class NotFoundError(ApiError):
-    """There is no such object, or no such namespace (404)."""
+    """There is no such object, or its namespace is gone or on its way (404)."""
 
 
 class ConflictError(ApiError):
@@ -37,8 +39,14 @@ class UnavailableError(ApiError):
     """No answer, or none of worth (429, 5xx, a broken connection, a time-out)."""
 
 
-def of(status: int, reason: str, message: str) -> ApiError:
-    """Return the error for an answer with ``status``."""
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+"""Cause in the answer 403 to whoever makes something in a namespace that is being deleted."""
+
+
+def of(status: int, reason: str, message: str, causes: Collection[str] = ()) -> ApiError:
+    """Return the error for an answer with ``status``; ``causes`` are the reasons in its details."""
+    if NAMESPACE_TERMINATING in causes:
+        return NotFoundError(status, reason, message)
     match status:
         case 404 | 410:
             return NotFoundError(status, reason, message)

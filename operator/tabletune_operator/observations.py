@@ -84,7 +84,7 @@ class Served:
     name: str
     controller: str | None
     managed: bool
-    """Whether the operator made it."""
+    """Whether it carries the labels by which the operator sees it."""
     generation: int
     content_digest: str
     """Of what it holds."""
@@ -218,15 +218,18 @@ def config_map(body: Body) -> Entry | Served | Report | None:
 
 
 def served(body: Body) -> Served:
-    """Return what is seen of the ConfigMap that pods mount, whoever made it."""
+    """Return what is seen of the ConfigMap that pods mount, whoever made it. Keys of others are theirs."""
     metadata = body["metadata"]
     annotations, data = _map(metadata.get("annotations")), _map(body.get("data"))
+    labels = _map(metadata.get("labels"))
     return Served(
         name=metadata["name"],
         controller=owners.controller_of(body),
-        managed=_map(metadata.get("labels")).get(names.MANAGED_BY_LABEL) == names.MANAGER,
+        managed=labels.get(names.MANAGED_BY_LABEL) == names.MANAGER and names.DRAFT_TABLE_LABEL in labels,
         generation=_number(annotations.get(names.GENERATION_ANNOTATION)),
-        content_digest=digests.content({key: value for key, value in data.items() if isinstance(value, str)}),
+        content_digest=digests.content(
+            {key: data[key] for key in rendering.FILES if isinstance(data.get(key), str)}
+        ),
         written_digest=str(annotations.get(names.CONTENT_DIGEST_ANNOTATION, "")),
         control_digest=str(annotations.get(names.CONTROL_DIGEST_ANNOTATION, "")),
     )

@@ -48,7 +48,7 @@ from tabletune_operator import (
     statuses,
     times,
 )
-from tabletune_operator.actions import Action, Annotate, Apply, Create, Delete, Happened
+from tabletune_operator.actions import Action, Apply, Create, Delete, Happened, Merge
 from tabletune_operator.conditions import FALSE, TRUE, UNKNOWN, Said
 from tabletune_operator.configmaps import Origin
 from tabletune_operator.observations import DraftTable, Entry, Job, Pod, Report, Served
@@ -76,8 +76,8 @@ class Need:
     """Something that must be read before the plan can be made."""
 
     kind: str
-    """``served`` (a ConfigMap that is not in sight), ``history`` or ``report`` or ``table`` (a document), or
-    ``events`` (why a Job has no pod)."""
+    """``served`` or ``entry`` (a ConfigMap that is not in sight), ``history`` or ``report`` or ``table`` (a
+    document), or ``events`` (why a Job has no pod)."""
     name: str
 
 
@@ -190,6 +190,7 @@ class _Planner:
                 in_force=False,
             )
         self.served = self._served()
+        self._find_newest()
         if self.served is not None:
             if not self._is_own(self.served) and not self._may_adopt(self.served):
                 return self._finish(
@@ -235,9 +236,27 @@ class _Planner:
         """Whether it may be taken over: nobody else controls it, and the spec says so."""
         return self.spec.table.adopt and served.controller is None
 
+    def _find_newest(self) -> None:
+        """Look for the newest generation by its name, where it is not seen though there must be one: without
+        its label it is hidden, and pods that follow it would take no older one."""
+        known = [int(self.before.get("generation") or 0)]
+        if self.served is not None and self._is_own(self.served) and self.served.intact:
+            known.append(self.served.generation)
+        if max(known) <= (self.newest.generation if self.newest else 0):
+            return
+        hidden = self._fetch(Need("entry", configmaps.history_name(self.owner, max(known))))
+        if isinstance(hidden, Entry) and hidden.owner == self.owner.uid:
+            self.newest, self.entries = hidden, [*self.entries, hidden]
+            if not self.paused:
+                self.actions.append(
+                    Merge("ConfigMap", hidden.name, {"metadata": {"labels": self.owner.labels}})
+                )
+
     def _adopt(self, served: Served) -> None:
-        """Take over what a ConfigMap holds as the first generation, if it is a table; a profile stays due."""
-        if self.newest is not None:
+        """Take over what a ConfigMap holds as a generation: as the first one, where a profile stays due, or
+        as the newest where somebody took that one out of the history."""
+        lost = self._is_own(served) and served.intact
+        if self.newest is not None and not (lost and served.generation > self.newest.generation):
             return
         document = self._fetch(Need("table", served.name))
         if not isinstance(document, Document):
@@ -623,7 +642,8 @@ class _Planner:
             asked or self.story.due or self.paused
         ):
             value = f"{times.text_of(self.now)} {mark}"
-            self.actions.append(Annotate({names.REPROFILE_ANNOTATION: value}))
+            patch = {"metadata": {"annotations": {names.REPROFILE_ANNOTATION: value}}}
+            self.actions.append(Merge(names.KIND, self.seen.table.name, patch))
 
     def _last(self, kind: Condition) -> Mapping[str, Any]:
         """Return what the status says of one condition; empty where it says nothing."""

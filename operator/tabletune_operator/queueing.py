@@ -2,7 +2,9 @@
 
 Kopf's handlers and the correction loop put keys in; workers take them out. Ten changes while a look is
 under way make one more look. A failure is tried again after a delay that doubles, so an API server that
-comes back is not met by five hundred looks at once.
+comes back is not met by five hundred looks at once. And however often something changes, a DraftTable is
+looked at so many times at once and then at a pace: another writer that fights for an object must not make a
+race.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ from tabletune_operator.observations import Key
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0
 """Bounds of the delay after failures."""
+BURST = 20
+"""Looks at one DraftTable that may follow each other at once: a profile that starts takes about ten."""
+PACE_SECONDS = 1.0
+"""Time between two looks beyond them."""
+STUBBORN = 5
+"""Conflicts in a row after which they are no old news, but something to tell."""
 
 logger = logging.getLogger("tabletune.operator")
 
@@ -29,6 +37,8 @@ class Queue:
         self._due: dict[Key, float] = {}
         self._busy: set[Key] = set()
         self._failures: dict[Key, int] = {}
+        self._spent: dict[Key, float] = {}
+        """When the looks so far would have ended at the pace; forgotten once that is over."""
         self._changed = asyncio.Event()
         self._dice = dice or random.Random()  # noqa: S311
 
@@ -43,11 +53,16 @@ class Queue:
         """Return the key that is due first, as soon as one is, and that nobody else looks at."""
         while True:
             now = asyncio.get_running_loop().time()
-            waiting = [(when, key) for key, when in self._due.items() if key not in self._busy]
+            waiting = [
+                (max(when, self._spent.get(key, now) - BURST * PACE_SECONDS), key)
+                for key, when in self._due.items()
+                if key not in self._busy
+            ]
             when, key = min(waiting, default=(now + LONGEST_DELAY_SECONDS, None))
             if key is not None and when <= now:
                 del self._due[key]
                 self._busy.add(key)
+                self._spent[key] = max(now, self._spent.get(key, now)) + PACE_SECONDS
                 metrics.QUEUED.set(len(self._due))
                 return key
             self._changed.clear()
@@ -61,6 +76,7 @@ class Queue:
         """A look at ``key`` ended well; look again after ``again_seconds``, if given."""
         self._busy.discard(key)
         self._failures.pop(key, None)
+        self._forget_spent()
         self._changed.set()
         if again_seconds is not None:
             self.add(key, again_seconds)
@@ -74,6 +90,16 @@ class Queue:
         self.add(key, delay)
         return delay
 
+    def failures(self, key: Key) -> int:
+        """Return how many looks at ``key`` have failed since one ended well."""
+        return self._failures.get(key, 0)
+
+    def _forget_spent(self) -> None:
+        now = asyncio.get_running_loop().time()
+        # The oldest first: as a rule they end first.
+        while self._spent and self._spent[oldest := next(iter(self._spent))] <= now:
+            del self._spent[oldest]
+
 
 async def work(queue: Queue, look: Callable[[Key], Awaitable[float | None]]) -> None:
     """Take keys and look at them, for ever. Whatever a look raises, the next one goes on."""
@@ -86,8 +112,9 @@ async def work(queue: Queue, look: Callable[[Key], Awaitable[float | None]]) -> 
             queue.done(key, 0.0)
             raise
         except errors.ConflictError as error:
-            logger.debug("%s/%s: %s", *key, error)
-            queue.failed(key)
+            delay = queue.failed(key)
+            level = logging.WARNING if queue.failures(key) >= STUBBORN else logging.DEBUG
+            logger.log(level, "%s/%s: %s; tried again in %.0f s", *key, error, delay)
         except errors.UnavailableError as error:
             # The client has told of the outage, once for all.
             delay = queue.failed(key)

@@ -147,6 +147,8 @@ class Reconciler:
             return None
         if need.kind == "served":
             return observations.served(body)
+        if need.kind == "entry":
+            return observations.config_map(body)
         try:
             return configmaps.read_history(body) if need.kind == "history" else configmaps.read_document(body)
         except DocumentError as error:

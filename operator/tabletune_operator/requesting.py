@@ -117,10 +117,12 @@ class Client:
             content=APPLY,
         )
 
-    async def merge(self, kind: str, namespace: str, name: str, patch: Body) -> Body:
+    async def merge(self, kind: str, namespace: str, name: str, patch: Body, subresource: str = "") -> Body:
         """Merge ``patch`` into an object."""
         query = {"fieldManager": names.MANAGER}
-        return await self._call("PATCH", kind, namespace, name, query=query, body=patch, content=MERGE)
+        return await self._call(
+            "PATCH", kind, namespace, name, subresource=subresource, query=query, body=patch, content=MERGE
+        )
 
     async def replace(self, body: Body) -> Body:
         """Write an object as it was read; raises :class:`errors.ConflictError` where it changed since."""
@@ -185,7 +187,13 @@ class Client:
         if not isinstance(found, dict):
             raise errors.UnavailableError(status, "NoObject", "the API server's answer is no object")
         if status >= 300:
-            raise errors.of(status, str(found.get("reason", "")), str(found.get("message", "")))
+            causes = (found.get("details") or {}).get("causes") or ()
+            raise errors.of(
+                status,
+                str(found.get("reason", "")),
+                str(found.get("message", "")),
+                [str(cause.get("reason", "")) for cause in causes],
+            )
         return found
 
     def _note_silence(self, error: errors.UnavailableError) -> None:

@@ -178,8 +178,8 @@ NODE_LOST = _reason(
     "NodeLost",
     _PROFILED,
     "The pod's node went away, or does not answer.",
-    "Nothing if it comes back or is taken out of the cluster: the Job tries again. A node that is gone for good "
-    "and still listed holds its pod: `kubectl delete node NAME`.",
+    "Nothing if it comes back or is taken out of the cluster: the Job tries again. A node that is gone for "
+    "good and still listed holds its pod: `kubectl delete node NAME`.",
     warning=True,
 )
 DEADLINE_EXCEEDED = _reason(

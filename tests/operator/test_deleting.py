@@ -68,3 +68,36 @@ def test_deleted_in_the_middle_of_a_look_it_leaves_nothing(
     assert api.find("DraftTable", namespace, "qwen") is None
     assert harness.requests > 1, "the look ended before it wrote anything"
     wait("the orphans to be collected", lambda: not left(api, namespace), 60)
+
+
+def test_with_its_namespace_it_ends_in_the_middle_of_a_profile(
+    harness: Harness, api: Api, namespace: str
+) -> None:
+    api.apply(objects.draft_table(namespace))
+    harness.settle(namespace)
+    assert objects.job_of(api, namespace)
+    api.delete("Namespace", "", namespace)
+
+    def is_gone() -> bool:
+        # Every look on the way ends well, whatever is gone already.
+        harness.look(namespace)
+        return api.find("DraftTable", namespace, "qwen") is None
+
+    wait("the DraftTable to be gone", is_gone, 60)
+
+
+def test_what_cannot_be_made_since_its_namespace_ends_is_told_as_gone(
+    harness: Harness, api: Api, namespace: str
+) -> None:
+    api.apply(objects.draft_table(namespace))
+    now = harness.now
+
+    def end_first() -> Any:
+        # The namespace's end begins between the look and what it does: the DraftTable is still there.
+        api.delete("Namespace", "", namespace)
+        return now()
+
+    harness.now = end_first
+    assert harness.look(namespace) is None
+    assert harness.requests > 0
+    assert api.list("Job", namespace) == []
