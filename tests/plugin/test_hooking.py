@@ -314,7 +314,7 @@ def test_hanging_file_system_holds_the_start_up_for_the_limit_only(
         assert 0.3 <= time.monotonic() - began < 1.0
     table = config.speculative_config.num_speculative_tokens_per_batch_size
     assert {length for _, _, length in table} == {0, 1, 2, 3}
-    assert "could not be read within" in caplog.text
+    assert "TableTune could not read" in caplog.text
 
 
 # The engine core
@@ -386,6 +386,24 @@ def test_spans_that_cannot_be_recorded_do_not_stop_the_step(
     assert core.step_fn() == "stepped"
     assert "TableTune cannot record GPU spans" in caplog.text
     assert "worker gone" in caplog.text
+
+
+def test_messages_go_where_vllms_do_though_that_is_set_up_later(vllm: Vllm) -> None:
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger("tabletune")
+    before, level = (theirs.handlers[:], theirs.propagate, ours.parent), theirs.level
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    try:
+        hooking.install()
+        theirs.handlers, theirs.propagate = [handler], False
+        theirs.setLevel(logging.INFO)
+        ours.info("told")
+        ours.debug("not told")
+        assert found == ["told"]
+    finally:
+        theirs.handlers, theirs.propagate, ours.parent = before
+        theirs.setLevel(level)
 
 
 def test_installing_again_wraps_nothing_again(vllm: Vllm) -> None:

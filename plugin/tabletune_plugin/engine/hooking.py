@@ -62,7 +62,7 @@ def install() -> None:
 
     Raises nothing that is foreseen.
     """
-    _share_log_handlers()
+    _log_as_vllm()
     try:
         versions.require_supported(versions.installed())
     except versions.UnsupportedEngineError as error:
@@ -77,14 +77,16 @@ def install() -> None:
         _inactive_process(states.HOOKS_DIFFER, error.reason)
 
 
-def _share_log_handlers() -> None:
-    """Have TableTune's messages look like vLLM's, and go where they go; vLLM sets up its own logger only."""
-    theirs = logging.getLogger("vllm")
-    if theirs.handlers and not logger.handlers:
-        for handler in theirs.handlers:
-            logger.addHandler(handler)
-        logger.setLevel(theirs.level)
-        logger.propagate = False
+def _log_as_vllm() -> None:
+    """Have TableTune's messages look like vLLM's, and go where they go.
+
+    vLLM sets up its own logger only, and in an API server later than it loads plugins. So ours becomes its
+    child, and follows whatever is set up.
+    """
+    logger.parent = logging.getLogger("vllm")
+    logger.setLevel(
+        logging.NOTSET
+    )  # the parent's; setting it also forgets what was enabled under the old one
 
 
 _process_runtime: Runtime | None = None
@@ -153,7 +155,7 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any, scheduler: st
     users = config.num_speculative_tokens_per_batch_size
     if users is not None and not chosen.replace_table:
         return
-    document, missing = _document(chosen.table)
+    document = _document(chosen.table)
     longest = config.num_speculative_tokens
     usable = {length for length in document.profile.draft_lengths if length <= longest} if document else ()
     # Also the length that vLLM would use without a table, which is served until there is a document.
@@ -164,19 +166,22 @@ def _prepare(config: Any, max_num_seqs: int | None, parallel: Any, scheduler: st
     setattr(config, STARTUP, users)
     config.num_speculative_tokens_per_batch_size = table
     logger.info(
-        "TableTune starts the engine for draft lengths %s%s",
-        sorted({length for _, _, length in table}),
-        f"; {missing}" if missing else "",
+        "TableTune starts the engine for draft lengths %s", sorted({length for _, _, length in table})
     )
 
 
-def _document(path: Path) -> tuple[Document | None, str]:
-    """Return the document at ``path``; ``None`` and why where there is none."""
+def _document(path: Path) -> Document | None:
+    """Return the document at ``path``; ``None`` where there is none, which is told."""
     try:
         document = following.read(path, START_READ_SECONDS)
     except TimeoutError:
-        return None, f"{path} could not be read within {START_READ_SECONDS:.0f} s"
-    return document, "" if document else f"there is no document at {path} yet"
+        logger.warning(
+            "TableTune could not read %s within %.0f s; the start goes on", path, START_READ_SECONDS
+        )
+        return None
+    if document is None:
+        logger.info("TableTune found no document at %s yet", path)
+    return document
 
 
 def _foreign(scheduler: str | type | None) -> str:
