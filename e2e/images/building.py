@@ -18,10 +18,10 @@ _PIP_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 
 
 def build(settings: Settings, tell: Callable[[str], None]) -> list[Path]:
-    """Build every target; return an archive of each image."""
+    """Build every target; return an archive of each image, and of the vLLM that serves."""
     buildah = Buildah(settings)
     bases.ensure(settings, tell)
-    archives = []
+    archives = [buildah.save(bases.names()["VLLM_IMAGE"])]
     with _machine_settings() as volumes:
         for target in TARGETS:
             image = settings.image(target)

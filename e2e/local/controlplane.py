@@ -56,7 +56,14 @@ class ControlPlane:
 
     def stop(self) -> None:
         """End everything, the API server's clients first."""
-        for name in ("coredns", "kube-proxy", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd"):
+        for name in (
+            "coredns",
+            "kube-proxy",
+            "kube-scheduler",
+            "kube-controller-manager",
+            "kube-apiserver",
+            "etcd",
+        ):
             self.daemon(name).stop(at_once=name != "etcd")
 
     def forget(self) -> None:

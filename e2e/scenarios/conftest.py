@@ -1,0 +1,124 @@
+"""What scenarios share: the cluster, the release, and a table that is profiled once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from e2e import clusters, manifests, settings
+from e2e.clients import Client, Object
+from e2e.scenarios.stories import HOME, RELEASE, Story
+from e2e.settings import REPOSITORY, Settings
+
+CHART = REPOSITORY / "charts" / "tabletune"
+SCENARIO_SECONDS = 1_200
+NAMESPACES = ("pool-one", "gitops", "faults")
+"""Namespaces that scenarios make; what an earlier run left of them is removed first."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known."""
+    config.addinivalue_line("markers", "e2e: needs a cluster, which `make cluster-up` brings up")
+    config.addinivalue_line("markers", "ci: part of `make e2e-ci`, which takes a few minutes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every scenario, and give it a time limit."""
+    for item in items:
+        item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SCENARIO_SECONDS))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Let fixtures know whether the scenario failed."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        item.stash[FAILED] = True
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session")
+def chosen() -> Settings:
+    """Return the settings of the run."""
+    return settings.read()
+
+
+@pytest.fixture(scope="session")
+def provider(chosen: Settings) -> clusters.Provider:
+    """Return what made the cluster."""
+    found = clusters.provider(chosen, lambda text: None)
+    if not found.is_up():
+        pytest.exit("The cluster is not up: run `make cluster-up` first.", returncode=2)
+    return found
+
+
+@pytest.fixture(scope="session")
+def client(chosen: Settings, provider: clusters.Provider) -> Client:
+    """Return kubectl and Helm, the leftovers of an earlier run removed."""
+    found = Client(chosen, provider)
+    for name in NAMESPACES:
+        found.delete("namespace", "", name)
+        found.delete("persistentvolume", "", f"{name}-engine")
+    return found
+
+
+@pytest.fixture(scope="session")
+def release(client: Client) -> None:
+    """Install the chart as its users do."""
+    client.apply(manifests.namespace(HOME))
+    client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+
+
+@pytest.fixture
+def story(request: pytest.FixtureRequest, chosen: Settings, client: Client, release: None) -> Iterator[Story]:
+    """Yield the scenario's story; what explains a failure is kept."""
+    story = Story(chosen, client, request.node.name)
+    print(f"\n== {request.node.name}: {(request.node.function.__doc__ or '').splitlines()[0]}")  # noqa: T201
+    yield story
+    if request.node.stash.get(FAILED, False):
+        with contextlib.suppress(Exception):
+            story.say(f"Kept: {story.keep()}")
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A table that was profiled on pool 1, and what was seen meanwhile."""
+
+    table: Object
+    phases: tuple[tuple[str, str], ...]
+    nodes: frozenset[str]
+
+    @property
+    def where(self) -> str:
+        """Return its namespace."""
+        return str(self.table["metadata"]["namespace"])
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return str(self.table["metadata"]["name"])
+
+
+@pytest.fixture(scope="session")
+def profiled(chosen: Settings, client: Client, release: None) -> Profiled:
+    """Profile a table on pool 1, once for all scenarios that need one."""
+    where, name = NAMESPACES[0], "smollm2"
+    table = manifests.draft_table(chosen, name, where, settings.POOLS[0])
+    story = Story(chosen, client, "profiled", namespaces={where})
+    client.apply(*manifests.surroundings(chosen, where))
+    client.apply(table)
+    try:
+        phases = story.follow(where, name, 1)
+    except AssertionError:
+        story.say(f"Kept: {story.keep()}")
+        raise
+    pods = client.objects("pods", where, f"tabletune.dev/draft-table={name}")
+    return Profiled(table, tuple(phases), frozenset(pod["spec"].get("nodeName", "") for pod in pods))
