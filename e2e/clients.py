@@ -87,5 +87,5 @@ class Client:
             time.sleep(PAUSE_SECONDS)
 
     def _command(self, name: str) -> list[str | Path]:
-        kubeconfig = ["--kubeconfig", self._settings.kubeconfig]
-        return [*self._provider.inside(), self._programs[name], *kubeconfig]
+        program = self._programs[name]
+        return [*self._provider.inside(), program, "--kubeconfig", self._settings.kubeconfig]

@@ -54,7 +54,7 @@ def chosen() -> Settings:
 @pytest.fixture(scope="session")
 def provider(chosen: Settings) -> clusters.Provider:
     """Return what made the cluster."""
-    found = clusters.provider(chosen, lambda text: None)
+    found = clusters.provider(chosen, lambda _: None)
     if not found.is_up():
         pytest.exit("The cluster is not up: run `make cluster-up` first.", returncode=2)
     return found
@@ -71,16 +71,17 @@ def client(chosen: Settings, provider: clusters.Provider) -> Client:
 
 
 @pytest.fixture(scope="session")
-def release(client: Client) -> None:
-    """Install the chart as its users do."""
+def release(client: Client) -> Client:
+    """Install the chart as its users do; return the client."""
     client.apply(manifests.namespace(HOME))
     client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+    return client
 
 
 @pytest.fixture
-def story(request: pytest.FixtureRequest, chosen: Settings, client: Client, release: None) -> Iterator[Story]:
+def story(request: pytest.FixtureRequest, chosen: Settings, release: Client) -> Iterator[Story]:
     """Yield the scenario's story; what explains a failure is kept."""
-    story = Story(chosen, client, request.node.name)
+    story = Story(chosen, release, request.node.name)
     print(f"\n== {request.node.name}: {(request.node.function.__doc__ or '').splitlines()[0]}")  # noqa: T201
     yield story
     if request.node.stash.get(FAILED, False):
@@ -108,9 +109,9 @@ class Profiled:
 
 
 @pytest.fixture(scope="session")
-def profiled(chosen: Settings, client: Client, release: None) -> Profiled:
+def profiled(chosen: Settings, release: Client) -> Profiled:
     """Profile a table on pool 1, once for all scenarios that need one."""
-    where, name = NAMESPACES[0], "smollm2"
+    client, where, name = release, NAMESPACES[0], "smollm2"
     table = manifests.draft_table(chosen, name, where, settings.POOLS[0])
     story = Story(chosen, client, "profiled", namespaces={where})
     client.apply(*manifests.surroundings(chosen, where))
