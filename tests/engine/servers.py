@@ -118,19 +118,24 @@ class Server:
         *,
         serve: Sequence[str] = (),
         version: str = f"{versions.installed()}+cpu",
+        packages: Sequence[Path] = (),
+        vllm: Sequence[str] = (str(Path(sys.executable).with_name("vllm")),),
         **variables: str,
     ) -> None:
+        """``packages`` come first on its ``PYTHONPATH``; ``vllm`` is the command."""
         self.port, self.metrics_port = ports.free_port(), ports.free_port()
         self.model = str(model)
         self.log = log
         speculation = ("--speculative-config", json.dumps(speculative)) if speculative is not None else ()
         self._environment = profiles.environment() | {
             "TABLETUNE_METRICS_PORT": str(self.metrics_port),
-            "PYTHONPATH": name_as_vllm(log.with_name("packages"), version),
+            "PYTHONPATH": os.pathsep.join(
+                (*map(str, packages), name_as_vllm(log.with_name("packages"), version))
+            ),
             **variables,
         }
         self._command = [
-            *(str(Path(sys.executable).with_name("vllm")), "serve", self.model),
+            *(*vllm, "serve", self.model),
             *("--port", str(self.port), "--host", "127.0.0.1"),
             *SERVE,
             *speculation,
@@ -188,6 +193,14 @@ class Server:
         self._process.wait()
         assert profiles.group_is_gone(self._process.pid)
         ports.wait_until_free(self.port, self.metrics_port)
+
+    def processes(self) -> list[int]:
+        """Return the ids of all its processes."""
+        assert self._process is not None
+        found = [self._process.pid]
+        for pid in found:
+            found += profiles.children(pid)
+        return found
 
     @property
     def running(self) -> bool:

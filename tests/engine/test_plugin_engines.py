@@ -21,15 +21,6 @@ pytestmark = pytest.mark.engine
 PROMPTS = ("The capital of France is", "Once upon a time there was a")
 
 
-def processes(server: Server) -> list[int]:
-    """Return the ids of all processes of the server."""
-    assert server._process is not None
-    found = [server._process.pid]
-    for pid in found:
-        found += profiles.children(pid)
-    return found
-
-
 def draft_model(model: Path) -> dict[str, Any]:
     """The model as its own drafter."""
     return {"method": "draft_model", "model": str(model), "num_speculative_tokens": 2}
@@ -203,4 +194,4 @@ def test_several_api_servers_and_tensor_parallel_workers_have_one_controller(
         assert server.told().count("TableTune serves metrics") == 1
         assert server.told().count("cannot serve metrics") == 0
         # One engine core, three workers, two API servers and what starts them.
-        assert len(processes(server)) >= 7
+        assert len(server.processes()) >= 7
