@@ -75,6 +75,9 @@ def release(client: Client) -> Client:
     """Install the chart as its users do; return the client."""
     client.apply(manifests.namespace(HOME))
     client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+    # An image that was built anew has the same tag, and would not be taken.
+    client.kubectl("rollout", "restart", "deployment", "--namespace", HOME)
+    client.kubectl("rollout", "status", "deployment", "--namespace", HOME, "--timeout=2m")
     return client
 
 

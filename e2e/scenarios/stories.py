@@ -68,8 +68,8 @@ class Story:
 
         def settled() -> bool:
             status = self.status(where, name)
-            progress = (status.get("profile") or {}).get("progress") or {}
-            now = (str(status.get("phase", "")), str(progress.get("phase", "")))
+            progress = str((status.get("profile") or {}).get("progress") or "")
+            now = (str(status.get("phase", "")), progress.partition(" ")[0])
             if now != (seen[-1] if seen else None) and now[0]:
                 seen.append(now)
                 self.say(f"{where}/{name}: {' '.join(filter(None, now))}")
