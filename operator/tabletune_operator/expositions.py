@@ -16,8 +16,30 @@ MAX_BYTES = 2_000_000
 """Most that is read of a page; the plugin's own has some 30 kB."""
 MAX_SAMPLES = 20_000
 MAX_POSITIONS = 64
+MAX_REASONS = 8
 MAX_CELLS = 4_096
 MAX_COUNT = 1e15
+
+NAMES = tuple(
+    f"tabletune_{name}"
+    for name in (
+        "table_generation",
+        "active",
+        "fingerprint_differs",
+        "drafted_total",
+        "accepted_total",
+        "requests_total",
+        "steps_total",
+        "step_seconds_total",
+        "kept_tokens_total",
+        "step_median_seconds",
+    )
+)
+"""Metrics that are read."""
+LABELS = frozenset(
+    {"__name__", "reason", "field", "minor", "position", "proposed", "batch", "length", "kind"}
+)
+"""Their own labels; what else a sample has, whoever scraped it has put there."""
 
 _SAMPLE = re.compile(
     r"(tabletune_[a-z_]{1,60})(?:\{([^\n]{0,2000})\})? ([-+0-9.eE]{1,40}|\+Inf|NaN)(?: -?\d+)?\Z"
@@ -40,6 +62,7 @@ class Reading:
     active: bool | None = None
     """Whether the plugin does what it should; ``None`` where the page is not the plugin's."""
     reason: str = ""
+    """Why, or what else holds; several with commas between."""
     differs: tuple[str, ...] = ()
     """Important fields of the fingerprint in which the engine is not what was profiled."""
     drafted: Mapping[int, float] = field(default_factory=dict)
@@ -85,7 +108,7 @@ def read(found: Iterable[Sample]) -> Reading:
     """Return what ``found`` says, from a page or from Prometheus."""
     generation: int | None = None
     active: bool | None = None
-    reason = ""
+    told: set[str] = set()
     differs: set[str] = set()
     positions: dict[str, dict[int, float]] = {"drafted": {}, "accepted": {}}
     requests = {"yes": 0.0, "no": 0.0}
@@ -99,7 +122,9 @@ def read(found: Iterable[Sample]) -> Reading:
             case "table_generation":
                 generation = int(value)
             case "active":
-                active, reason = value > 0, labels.get("reason", "")[:64]
+                active = value > 0
+                if len(told) < MAX_REASONS:
+                    told.add(labels.get("reason", "")[:64])
             case "fingerprint_differs" if labels.get("minor") == "no" and value > 0:
                 differs.add(labels.get("field", "")[:64])
             case "drafted" | "accepted":
@@ -119,7 +144,7 @@ def read(found: Iterable[Sample]) -> Reading:
     return Reading(
         generation=generation,
         active=active,
-        reason=reason,
+        reason=", ".join(sorted(told - {""})),
         differs=tuple(sorted(differs)),
         drafted=positions["drafted"],
         accepted=positions["accepted"],

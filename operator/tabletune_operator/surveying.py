@@ -194,11 +194,9 @@ class Surveyor:
         self, table: DraftTable, serving: Serving, pods: list[ServingPod]
     ) -> Mapping[str, Reading | Failure]:
         if serving.source is MetricsSource.PROMETHEUS and serving.prometheus is not None:
-            answer = await self._scraper.prometheus(serving.prometheus, table.namespace)
-            if isinstance(answer, Failure):
-                return {pod.uid: answer for pod in pods}
-            missing = Failure(f"{serving.prometheus.url} has no metrics of it")
-            return {pod.uid: answer.get(pod.name, missing) for pod in pods}
+            names_of_pods = [pod.name for pod in pods]
+            answer = await self._scraper.prometheus(serving.prometheus, table.namespace, names_of_pods)
+            return {pod.uid: answer[pod.name] for pod in pods}
         found = await asyncio.gather(*(self._scraper.pod(pod.address, serving.metrics_port) for pod in pods))
         return {pod.uid: one for pod, one in zip(pods, found, strict=True)}
 

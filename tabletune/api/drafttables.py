@@ -563,14 +563,18 @@ class Guard(ApiModel):
     """Steps before and after that a batch bucket needs in order to count."""
 
 
+PrometheusLabel = Annotated[str, Field(max_length=256, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")]
+"""A label of Prometheus."""
+
+
 class Prometheus(ApiModel):
     """A Prometheus that scrapes the pods' metrics."""
 
     url: Annotated[str, Field(max_length=1_024, pattern=r"^https?://\S+$")]
     """Address of its HTTP API, as in http://prometheus.monitoring:9090."""
-    pod_label: Annotated[str, Field(min_length=1, max_length=256)] = "pod"
+    pod_label: PrometheusLabel = "pod"
     """Label that holds a pod's name."""
-    namespace_label: Annotated[str, Field(min_length=1, max_length=256)] = "namespace"
+    namespace_label: PrometheusLabel = "namespace"
     """Label that holds a pod's namespace."""
 
 

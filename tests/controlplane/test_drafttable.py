@@ -169,6 +169,11 @@ REFUSED = [
         ["spec.serving.prometheus", "must be set where source is Prometheus"],
     ),
     ("spec.serving.prometheus", {"url": "prometheus:9090"}, ["spec.serving.prometheus.url", "should match"]),
+    (
+        "spec.serving.prometheus",
+        {"url": "http://p", "podLabel": 'pod"} or {x="'},
+        ["spec.serving.prometheus.podLabel", "should match"],
+    ),
     ("spec.serving.intervalSeconds", 1, ["spec.serving.intervalSeconds", "greater than or equal to 5"]),
     ("spec.servng", {}, ['unknown field "spec.servng"']),
     ("spec.paused", "yes", ["spec.paused", "must be of type boolean"]),

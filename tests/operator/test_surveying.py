@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tabletune.api.drafttables import PodSelector, Prometheus
+from tabletune.api.drafttables import PodSelector
 from tabletune_operator import surveying
 from tabletune_operator.expositions import Reading
 from tabletune_operator.scraping import Failure, Scraper
@@ -218,31 +218,6 @@ def test_hostile_pods_are_told_and_hold_nobody_up() -> None:
         assert words in result.message
     assert isinstance(good, Reading)
     assert isinstance(absent, Failure)
-
-
-def test_prometheus_answers_for_every_pod() -> None:
-    port = free_port()
-    page = Page()
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        result = '{"metric": {"__name__": "tabletune_table_generation", "pod": "a"}, "value": [0, "7"]}'
-        # A recording rule's series has no pod, and must not hide the others'.
-        body = f'{{"data": {{"result": [{{"metric": {{}}}}, 3, {result}]}}}}'.encode()
-        handler.send_response(200)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    page.hostile = answer
-
-    async def read(address: str) -> object:
-        async with surveying.session() as session:
-            source = Prometheus(url=f"http://{address}:{port}")
-            return await Scraper(session, 1, 2.0).prometheus(source, "ml")
-
-    with fleets.served([page], port) as addresses:
-        found = asyncio.run(read(addresses[0]))
-    assert isinstance(found, dict)
-    assert found["a"].generation == 7
 
 
 def test_a_selector_is_written_as_the_api_server_reads_it() -> None:
