@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from tabletune.api.reasons import Condition
 
@@ -23,6 +23,13 @@ class Said:
     """``TRUE``, ``FALSE`` or ``UNKNOWN``."""
     reason: str
     message: str = ""
+
+    @classmethod
+    def of(cls, condition: Mapping[str, Any]) -> Self:
+        """Return what a condition in a status says."""
+        return cls(
+            str(condition.get("status")), str(condition.get("reason")), str(condition.get("message", ""))
+        )
 
 
 def put(

@@ -15,10 +15,20 @@ from typing import Any
 from tabletune.api import reasons
 from tabletune.api.reasons import Condition
 from tabletune.documents import DocumentError
-from tabletune_operator import applying, configmaps, errors, live, metrics, observations, planning, times
+from tabletune_operator import (
+    applying,
+    configmaps,
+    errors,
+    live,
+    metrics,
+    observations,
+    planning,
+    profiling,
+    times,
+)
 from tabletune_operator.caching import Cache
 from tabletune_operator.observations import Entry, Job, Key, Pod, Report, Served
-from tabletune_operator.planning import Need, Observed, Plan
+from tabletune_operator.plans import Need, Observed, Plan
 from tabletune_operator.requesting import Client
 
 MOST_ROUNDS = 8
@@ -114,7 +124,7 @@ class Reconciler:
 
     def _refusals(self) -> dict[str, str]:
         """Return what is refused, for as long as it is not to be tried again."""
-        oldest = time.monotonic() - planning.REFUSED_SECONDS
+        oldest = time.monotonic() - profiling.REFUSED_SECONDS
         self._refused = {name: told for name, told in self._refused.items() if told[0] > oldest}
         return {name: message for name, (_, message) in self._refused.items()}
 

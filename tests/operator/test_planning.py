@@ -9,7 +9,7 @@ from tabletune.api import drafttables
 from tabletune_operator import digests, observations, planning
 from tabletune_operator.actions import Apply, Create
 from tabletune_operator.observations import Report
-from tabletune_operator.planning import Need, Observed
+from tabletune_operator.plans import Need, Observed, Plan
 from tests.operator import objects
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -61,4 +61,4 @@ def test_the_same_cluster_makes_the_same_plan() -> None:
 def test_one_that_is_being_deleted_is_left_alone() -> None:
     body = objects.draft_table("ml")
     body["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-11-30T00:00:00Z"}
-    assert planning.plan(Observed(observations.draft_table(body)), {}, {}, NOW) == planning.Plan()
+    assert planning.plan(Observed(observations.draft_table(body)), {}, {}, NOW) == Plan()
