@@ -43,7 +43,8 @@ def ensure(settings: Settings, tell: Callable[[str], None]) -> None:
     if stamp.exists() and stamp.read_text() == wanted:
         return
     tell("The engine's files (vLLM out of .venv, and the model)")
-    commands.run(["make", "--no-print-directory", "model"], folder=REPOSITORY, timeout=1_800)
+    if not (REPOSITORY / ".cache" / "models" / MODEL).exists():
+        commands.run(["make", "--no-print-directory", "model"], folder=REPOSITORY, timeout=1_800)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "models").mkdir(parents=True)
     _link(REPOSITORY / ".venv" / "lib" / "python3.11" / "site-packages", folder / "packages")
