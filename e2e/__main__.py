@@ -12,6 +12,9 @@ from e2e import clusters, commands, settings
 from e2e.images import building
 from e2e.local import daemons, packages, programs
 
+ORDER = "abdce"
+"""Scenarios, the ones that need least first."""
+
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _ANY = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -60,6 +63,29 @@ def images() -> None:
     """Build the images alone."""
     for archive in building.build(settings.read(), _tell):
         typer.echo(archive)
+
+
+@app.command()
+def run(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(help="Letters of scenarios, in order. Unset: all.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what CI runs.")] = False,
+) -> None:
+    """Run the scenarios on the cluster that is up."""
+    folder = settings.REPOSITORY / "e2e" / "scenarios"
+    files = []
+    for letter in scenarios or ORDER:
+        found = sorted(folder.glob(f"test_{letter}_*.py"))
+        if not found:
+            raise typer.BadParameter(
+                f"There is no scenario {letter!r}; there are {', '.join(sorted(ORDER))}."
+            )
+        files += [str(path) for path in found]
+    chosen = ["-m", "ci"] if quick else []
+    command = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", *chosen, *files]
+    os.chdir(settings.REPOSITORY)
+    os.execv(command[0], command)  # noqa: S606
 
 
 @app.command()

@@ -10,11 +10,13 @@ import pytest
 
 from e2e import clusters, manifests, settings
 from e2e.clients import Client, Object
-from e2e.scenarios.stories import HOME, RELEASE, Story
+from e2e.scenarios.stories import HOME, RELEASE, Story, is_ready
 from e2e.settings import REPOSITORY, Settings
 
 CHART = REPOSITORY / "charts" / "tabletune"
-SCENARIO_SECONDS = 1_200
+SCENARIO_SECONDS = 1_800
+SERVER_SECONDS = 420.0
+"""Time for two servers to start at once on two cores; a minute and a half where nothing else runs."""
 NAMESPACES = ("pool-one", "gitops", "faults")
 """Namespaces that scenarios make; what an earlier run left of them is removed first."""
 
@@ -126,3 +128,26 @@ def profiled(chosen: Settings, release: Client) -> Profiled:
         raise
     pods = client.objects("pods", where, f"tabletune.dev/draft-table={name}")
     return Profiled(table, tuple(phases), frozenset(pod["spec"].get("nodeName", "") for pod in pods))
+
+
+@pytest.fixture(scope="session")
+def serving(
+    chosen: Settings, release: Client, profiled: Profiled, tmp_path_factory: pytest.TempPathFactory
+) -> Profiled:
+    """Serve with that table: two replicas, by the component of config/llm-d, until the run ends."""
+    overlay = manifests.servers(chosen, profiled.table, tmp_path_factory.mktemp("servers"))
+    story = Story(chosen, release, "serving", namespaces={profiled.where})
+    release.apply(*release.kustomize(overlay))
+    try:
+        release.wait(
+            "two servers that follow the table", lambda: _follow(story, profiled.where), SERVER_SECONDS
+        )
+    except AssertionError:
+        story.say(f"Kept: {story.keep()}")
+        raise
+    return profiled
+
+
+def _follow(story: Story, where: str) -> bool:
+    pods = story.pods(where, "app=decode")
+    return len(pods) == 2 and all(map(is_ready, pods)) and all(story.generations(where).values())

@@ -1,0 +1,65 @@
+"""Load on the servers, from a pod in the cluster (`load.py`)."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import commands, manifests
+from e2e.clients import Object
+from e2e.scenarios.stories import Story
+
+SCRIPT = Path(__file__).with_name("load.py")
+START_SECONDS = 90.0
+STOP_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """One workload, sent through the servers' Service."""
+
+    story: Story
+    where: str
+    workload: str
+
+    @property
+    def name(self) -> str:
+        """Return the pod's name."""
+        return f"load-{self.workload}"
+
+    def start(self) -> None:
+        """Start it, and wait until a request was answered."""
+        server = f"http://decode.{self.where}.svc:{manifests.API_PORT}"
+        self.story.client.delete("pod", self.where, self.name)
+        arguments = [server, self.workload]
+        self.story.client.apply(*manifests.script(self.name, self.where, SCRIPT.read_text(), arguments))
+        self.story.client.wait(
+            f"an answer to {self.workload}", lambda: self.seen().get("answered"), START_SECONDS
+        )
+        self.story.say(f"load: {self.workload}")
+
+    def seen(self) -> Object:
+        """Return what it counted so far, empty before it counted."""
+        with suppress(commands.CommandError, json.JSONDecodeError, IndexError):
+            lines = self.story.client.kubectl("logs", self.name, "--namespace", self.where, "--tail=1")
+            found: Object = json.loads(lines.splitlines()[-1])
+            return found
+        return {}
+
+    def stop(self) -> Object:
+        """Let its last requests finish; return what it counted."""
+        code = "open('/tmp/stop', 'w').close()"
+        self.story.client.kubectl("exec", self.name, "--namespace", self.where, "--", "python3", "-c", code)
+        whole = self.story.client.wait(
+            f"the last answers to {self.workload}",
+            lambda: seen if (seen := self.seen()).get("whole") else {},
+            STOP_SECONDS,
+        )
+        self.story.say(
+            f"load: {self.workload}: {whole['answered']} answered, {whole['failed']} failed,"
+            f" {whole['tokens']} tokens in {whole['seconds']} s {whole['error']}"
+        )
+        self.story.client.delete("pod", self.where, self.name)
+        return whole

@@ -1,0 +1,216 @@
+"""What goes wrong in a cluster, on purpose: each ends in the right state and says meanwhile what is wrong."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from e2e import clusters, manifests, settings
+from e2e.clients import Object
+from e2e.scenarios.conftest import CHART, Profiled
+from e2e.scenarios.loads import Load
+from e2e.scenarios.stories import HOME, OPERATOR, PROFILE_SECONDS, RELEASE, Story
+from e2e.settings import Settings
+
+WHERE = "faults"
+AWAY_SECONDS = 10.0
+LOST_SECONDS = 120.0
+
+
+@pytest.fixture
+def table(story: Story, chosen: Settings) -> Object:
+    """Return a DraftTable for pool 2, in a namespace of the faults; not applied yet."""
+    story.namespaces.add(WHERE)
+    story.client.apply(*manifests.surroundings(chosen, WHERE))
+    return manifests.draft_table(chosen, "fault", WHERE, settings.POOLS[1])
+
+
+def test_operator_is_killed_in_each_phase(story: Story, table: Object, provider: clusters.Provider) -> None:
+    """Killed while pending, profiling and ready, the API server away in between: one Job, one generation."""
+    name = table["metadata"]["name"]
+    story.client.apply(table)
+    story.kill_operator()
+    for step in ("start", "acceptance", "sweep"):
+        _await_step(story, name, step)
+        if step == "acceptance" and provider.can_fail:
+            story.say("API server away")
+            provider.stop_api_server()
+            time.sleep(AWAY_SECONDS)
+            provider.start_api_server()
+        else:
+            story.kill_operator()
+    (job,) = story.jobs(WHERE, name)
+    story.follow(WHERE, name, 1)
+    story.kill_operator()
+    story.client.wait("the operator to look", lambda: story.status(WHERE, name).get("phase") == "Ready", 30)
+    (same,) = story.jobs(WHERE, name)
+    assert same["metadata"]["uid"] == job["metadata"]["uid"]
+    assert same["status"]["succeeded"] == 1
+    assert not same["status"].get("failed")
+    assert story.status(WHERE, name)["generation"] == 1
+    history = story.client.objects("configmaps", WHERE, f"tabletune.dev/draft-table={name}")
+    assert sum(one["metadata"]["name"].startswith(f"{name}-g") for one in history) == 1
+
+
+def test_node_is_lost_in_the_middle_of_a_profile(
+    story: Story, table: Object, provider: clusters.Provider
+) -> None:
+    """The kubelet stops while the Job measures: the table says NodeLost, and is profiled once it is back."""
+    if not provider.can_fail:
+        pytest.skip("the cluster's kubelets are not ours to stop")
+    name = "lost"
+    table["metadata"]["name"] = name
+    story.client.apply(table)
+    _await_step(story, name, "acceptance")
+    story.say("kubelet stopped")
+    provider.stop_kubelet(settings.POOLS[1])
+    try:
+        story.reason(WHERE, name, "Profiled", "NodeLost", LOST_SECONDS)
+        story.show("get", "nodes")
+    finally:
+        provider.start_kubelet(settings.POOLS[1])
+        story.say("kubelet back")
+    story.follow(WHERE, name, 1)
+    (job,) = story.jobs(WHERE, name)
+    assert job["status"]["succeeded"] == 1
+    assert story.status(WHERE, name)["generation"] == 1
+
+
+@pytest.mark.ci
+def test_quota_is_told_and_lifted(story: Story, table: Object) -> None:
+    """A quota refuses the pod: the table says so, and goes on by itself once it is lifted."""
+    name = "quota"
+    table["metadata"]["name"] = name
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": WHERE},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    story.client.apply(quota)
+    story.client.apply(table)
+    story.reason(WHERE, name, "Profiled", "QuotaExceeded", 60)
+    story.client.delete("resourcequota", WHERE, "none")
+    story.client.wait("a pod", lambda: story.pods(WHERE, f"tabletune.dev/draft-table={name}"), 120)
+    story.say("lifted: the Job has a pod")
+    story.client.delete("drafttable", WHERE, name)
+    _await_nothing(story, name)
+
+
+@pytest.mark.ci
+def test_missing_image_is_told(story: Story, table: Object) -> None:
+    """An image that is not there: the table says which, and a right one replaces the Job."""
+    name = "image"
+    table["metadata"]["name"] = name
+    right = table["spec"]["engine"]["image"]
+    table["spec"]["engine"]["image"] = "tabletune/no-such-image:1"
+    story.client.apply(table)
+    message = story.reason(WHERE, name, "Profiled", "ImagePullFailed", 120)
+    assert "tabletune/no-such-image:1" in message
+    story.show("get", "dt", "--namespace", WHERE)
+    table["spec"]["engine"]["image"] = right
+    story.client.apply(table)
+    story.client.wait(
+        "a Job with the right image",
+        lambda: [
+            job
+            for job in story.jobs(WHERE, name)
+            if job["spec"]["template"]["spec"]["containers"][0]["image"] == right
+        ],
+        60,
+    )
+    story.client.delete("drafttable", WHERE, name)
+    _await_nothing(story, name)
+
+
+@pytest.mark.ci
+def test_config_map_is_deleted_and_edited(story: Story, profiled: Profiled) -> None:
+    """Deleted by hand, or edited to garbage, the ConfigMap is again what it was within seconds."""
+    where, name = profiled.where, profiled.name
+    story.namespaces.add(where)
+    before = story.client.get("configmap", where, name)["data"]
+    generation = story.status(where, name)["generation"]
+
+    def is_back() -> bool:
+        found = story.client.find("configmap", where, name) or {}
+        return bool(found.get("data") == before)
+
+    began = time.monotonic()
+    story.client.delete("configmap", where, name)
+    story.client.wait("the ConfigMap to be back", is_back, 30)
+    story.say(f"deleted, and back after {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    story.client.kubectl(
+        *("patch", "configmap", name, "--namespace", where, "--type=merge"),
+        '--patch={"data": {"table.json": "{garbage", "vllm-args.yaml": null}}',
+    )
+    story.client.wait("the ConfigMap to be mended", is_back, 30)
+    story.say(f"edited, and mended after {time.monotonic() - began:.1f} s")
+    assert story.status(where, name)["generation"] == generation
+
+
+def test_serving_pod_is_killed(story: Story, serving: Profiled) -> None:
+    """One of two servers is killed under load: the other serves on, the next one starts with the table."""
+    where = serving.where
+    story.namespaces.add(where)
+    load = Load(story, where, "copying")
+    load.start()
+    first, _ = sorted(story.generations(where))
+    generation = story.document(where, serving.name)["generation"]
+    story.say(f"killing {first}")
+    story.client.delete("pod", where, first, "--force", "--grace-period=0")
+    answered = load.seen()["answered"]
+    story.client.wait("answers by the other", lambda: load.seen()["answered"] > answered + 10, 120)
+    story.client.wait(
+        "two pods that follow",
+        lambda: (
+            first not in (found := story.generations(where))
+            and list(found.values()) == [generation, generation]
+        ),
+        300,
+    )
+    whole = load.stop()
+    # Those that it was at, and those that came before the Service knew.
+    assert whole["failed"] < 20
+    story.reason(where, serving.name, "Serving", "PodsUpToDate", 90)
+
+
+def test_release_is_uninstalled_while_serving(story: Story, serving: Profiled) -> None:
+    """Without operator and chart the pods serve with their last table; installed again, nothing is redone."""
+    where, name = serving.where, serving.name
+    story.namespaces.add(where)
+    document, jobs = story.document(where, name), story.jobs(where, name)
+    load = Load(story, where, "copying")
+    load.start()
+    story.client.helm("uninstall", RELEASE, "--namespace", HOME, "--wait")
+    assert not story.pods(HOME, OPERATOR)
+    answered = load.seen()["answered"]
+    story.client.wait("20 answers", lambda: load.seen()["answered"] > answered + 20, 120)
+    assert set(story.generations(where).values()) == {float(document["generation"])}
+    story.say("uninstalled: served on with the last table")
+    story.client.helm("install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+    story.reason(where, name, "Serving", "PodsUpToDate", 120)
+    assert load.stop()["failed"] == 0
+    assert story.document(where, name)["profile"] == document["profile"]
+    assert [job["metadata"]["uid"] for job in story.jobs(where, name)] == [
+        job["metadata"]["uid"] for job in jobs
+    ]
+
+
+def _await_step(story: Story, name: str, step: str) -> None:
+    """Wait until a profile is at a step."""
+
+    def found() -> bool:
+        profile = story.status(WHERE, name).get("profile") or {}
+        assert story.status(WHERE, name).get("phase") != "Failed", profile
+        return str(profile.get("progress") or "").startswith(step)
+
+    story.client.wait(f"{name} to be at {step}", found, PROFILE_SECONDS)
+    story.say(f"{name}: {step}")
+
+
+def _await_nothing(story: Story, name: str) -> None:
+    """Wait until a deleted DraftTable's pods are gone: their engine would slow the next scenario."""
+    selector = f"tabletune.dev/draft-table={name}"
+    story.client.wait("its pods to go", lambda: not story.client.objects("pods", WHERE, selector), 120)
