@@ -20,7 +20,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tabletune.api import names, reasons
+from tabletune.api import reasons
 from tabletune_operator import jobs
 from tabletune_operator.observations import Job, Pod
 
@@ -69,14 +69,17 @@ class Diagnosis:
     """Whether the container measures."""
 
 
-def diagnose(job: Job, pods: Sequence[Pod], creation_failures: Sequence[str] = ()) -> Diagnosis:
+def diagnose(
+    job: Job, pods: Sequence[Pod], creation_failures: Sequence[str] = (), again: str = ""
+) -> Diagnosis:
     """Return what is to be said of ``job``, which is not complete.
 
     ``pods`` are its own; ``creation_failures`` are messages of its controller's FailedCreate Events, newest
-    first, which matter as long as there is no pod.
+    first, which matter as long as there is no pod. ``again`` says how one that failed is tried again.
     """
     found = _diagnose(job, sorted(pods, key=lambda pod: pod.seniority), creation_failures)
-    return replace(found, message=_cut(found.message))
+    advice = reasons.advise(found.reason, "")
+    return replace(found, message=_cut(found.message, f"{advice} {again}" if found.failed else advice))
 
 
 def _diagnose(job: Job, newest: Sequence[Pod], creation_failures: Sequence[str]) -> Diagnosis:
@@ -100,21 +103,19 @@ def _diagnose(job: Job, newest: Sequence[Pod], creation_failures: Sequence[str])
 
 
 def _failed(job: Job, pods: Sequence[Pod]) -> Diagnosis:
-    again = f" To try again, change the spec or annotate with {names.REPROFILE_ANNOTATION}=TIME."
     if job.failure_reason == "DeadlineExceeded":
         return Diagnosis(
             reasons.DEADLINE_EXCEEDED,
-            f"Job {job.name} was ended after spec.profile.activeDeadlineSeconds."
-            f"{_what_held(pods)} Raise it, or profile fewer batch sizes.{again}",
+            f"Job {job.name} was ended after spec.profile.activeDeadlineSeconds.{_what_held(pods)}",
             failed=True,
         )
     ended = [pod for pod in pods if pod.phase == "Failed" or pod.ended is not None]
     if not ended:
         told = job.failure_message or job.failure_reason
-        return Diagnosis(reasons.PROFILE_FAILED, f"Job {job.name} failed: {told}.{again}", failed=True)
+        return Diagnosis(reasons.PROFILE_FAILED, f"Job {job.name} failed: {told}.", failed=True)
     reason, text = _end(ended[-1])
     attempts = f" after {job.failed} attempts" if job.failed > 1 else ""
-    return Diagnosis(reason, _cut(f"Failed{attempts}: {text}", again), failed=True)
+    return Diagnosis(reason, f"Failed{attempts}: {text}", failed=True)
 
 
 def _end(pod: Pod) -> tuple[str, str]:
@@ -134,8 +135,7 @@ def _end(pod: Pod) -> tuple[str, str]:
     if ended.reason == "OOMKilled":
         return (
             reasons.OUT_OF_MEMORY,
-            f"the kernel killed the container of {where} at its memory limit. Raise"
-            f" spec.profile.resources.limits.memory.{said}",
+            f"the kernel killed the container of {where} at its memory limit.{said}",
         )
     if ended.reason in CREATION_REASONS or ended.reason == "ContainerCannotRun":
         return reasons.CONTAINER_NOT_CREATED, f"the container of {where} could not start: {ended.message}"
@@ -205,7 +205,7 @@ def _retry(pods: Sequence[Pod]) -> str:
 def _what_held(pods: Sequence[Pod]) -> str:
     """Say what the last pod waited for when time was up; empty where it measured."""
     waiting = [pod for pod in pods if pod.unschedulable or pod.waiting_message]
-    return f" It waited: {waiting[-1].unschedulable or waiting[-1].waiting_message}" if waiting else ""
+    return f" It waited: {waiting[-1].unschedulable or waiting[-1].waiting_message}." if waiting else ""
 
 
 def last_words(text: str) -> str:

@@ -38,6 +38,7 @@ def judge(look: Look) -> None:
     story.serving = _serving(seen)
     if seen.conflicts:
         told = f"DraftTable {', '.join(seen.conflicts)}, which is older, selects the same pods."
+        told = reasons.advise(reasons.PODS_CONFLICT, told)
         story.problems.append((reasons.PODS_CONFLICT, told))
     if seen.drifted:
         _drift(look, seen)
@@ -55,7 +56,7 @@ def _keep_serving(look: Look) -> None:
 def _drift(look: Look, seen: live.Seen) -> None:
     """Report what differs between pods and profile, and by policy ask once for a profile of it."""
     told = f"Serving pods are not what was profiled: {'; '.join(seen.drifted)[:1_500]}."
-    look.story.problems.append((reasons.FINGERPRINT_DRIFT, told))
+    look.story.problems.append((reasons.FINGERPRINT_DRIFT, reasons.advise(reasons.FINGERPRINT_DRIFT, told)))
     mark = f"drift-{digests.digest(list(seen.drifted))}"
     asked = mark in look.seen.table.requested_at
     if look.spec.serving.drift_policy is DriftPolicy.REPROFILE and not (
@@ -72,10 +73,14 @@ def _serving(seen: live.Seen) -> Said:
     named = "; ".join(f"{pod.get('name')}: {pod.get('message')}" for pod in seen.attention[:3])
     if seen.unreachable:
         told = f"The metrics of {seen.unreachable} of {seen.pods} pods cannot be read: {named}"
-        return Said(FALSE, reasons.PODS_UNREACHABLE, told)
+        return Said(FALSE, reasons.PODS_UNREACHABLE, reasons.advise(reasons.PODS_UNREACHABLE, told))
     if seen.inactive:
-        return Said(FALSE, reasons.PODS_INACTIVE, f"{seen.inactive} of {seen.pods} pods do nothing: {named}")
+        return Said(
+            FALSE,
+            reasons.PODS_INACTIVE,
+            reasons.advise(reasons.PODS_INACTIVE, f"{seen.inactive} of {seen.pods} pods do nothing: {named}"),
+        )
     if seen.up_to_date < seen.pods:
         told = f"{seen.pods - seen.up_to_date} of {seen.pods} pods follow another generation: {named}"
-        return Said(FALSE, reasons.PODS_BEHIND, told)
+        return Said(FALSE, reasons.PODS_BEHIND, reasons.advise(reasons.PODS_BEHIND, told))
     return Said(TRUE, reasons.PODS_UP_TO_DATE, f"{seen.pods} ready pods follow generation {seen.generation}.")

@@ -44,7 +44,9 @@ def adopt(look: Look, served: Served) -> None:
     # Where the history is gone and the table is our own, the status still knows what was accepted.
     known = look.is_own(served) and look.before.get("generation") == document.generation
     accepted = str(look.story.profile.get("acceptedDigest") or "") if known else ""
-    look.append(document, Origin(accepted, accepted), generation=document.generation)
+    # One that was orphaned has left its history too.
+    taken = document.generation in {entry.generation for entry in look.seen.entries}
+    look.append(document, Origin(accepted, accepted), None if taken else document.generation)
 
 
 def roll_back(look: Look) -> None:
@@ -55,7 +57,7 @@ def roll_back(look: Look) -> None:
             if newest is not None and newest.restored_from == wanted:
                 return
             kept = ", ".join(str(entry.generation) for entry in look.entries) or "none"
-            told = f"spec.table.rollbackTo is {wanted}, and kept are {kept}."
+            told = f"spec.table.rollbackTo is {wanted}, and kept are {kept}. Choose one of them."
             look.story.problems.append((reasons.ROLLBACK_UNKNOWN, told))
         elif wanted not in (newest.generation, newest.restored_from):
             _repeat(look, wanted, BY_SPEC)
@@ -63,7 +65,8 @@ def roll_back(look: Look) -> None:
     verdict = look.seen.live.rollback if look.seen.live else None
     if verdict and newest and verdict.generation == newest.generation:
         _repeat(look, verdict.to, BY_GUARD)
-        look.story.problems.append((reasons.ROLLED_BACK, verdict.message))
+        told = reasons.advise(reasons.ROLLED_BACK, verdict.message)
+        look.story.problems.append((reasons.ROLLED_BACK, told))
 
 
 def _repeat(look: Look, generation: int, reason: str) -> None:
@@ -78,6 +81,25 @@ def _repeat(look: Look, generation: int, reason: str) -> None:
         return
     origin = Origin(entry.profile_digest, look.newest.accepted_digest, generation, reason)
     look.append(document, origin)
+
+
+def overtake(look: Look) -> None:
+    """Give the table a number above the one that pods follow already, who would refuse it else.
+
+    So it is after a DraftTable was made anew while its pods went on serving.
+    """
+    seen, newest = look.seen.live, look.newest
+    if seen is None or newest is None or not newest.generation == seen.generation < seen.followed:
+        return
+    document = look.newest_document()
+    if document is not None:
+        origin = Origin(
+            newest.profile_digest,
+            newest.accepted_digest,
+            newest.restored_from,
+            newest.rollback_reason,
+        )
+        look.append(document, origin)
 
 
 def correct(look: Look) -> None:

@@ -58,3 +58,5 @@ class Seen:
     rollback: Rollback | None = None
     generation: int = 0
     """Generation that the pods were compared with."""
+    followed: int = 0
+    """Highest generation that a pod follows: none takes a lower one afterwards."""

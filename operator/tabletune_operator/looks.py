@@ -54,6 +54,11 @@ class Look:
         self.before = table.status
         self.owner = table.owner
         # A DraftTable of the same name that is gone may have left some; they are the garbage collector's.
+        owners = [(job.name, job.owner) for job in seen.jobs]
+        # Without an owner they were orphaned, and stay for good.
+        owners += [(report.name, report.owner) for report in seen.reports if report.owner]
+        owners += [(entry.name, entry.owner) for entry in seen.entries if entry.owner]
+        self.left = sorted(name for name, owner in owners if owner != table.uid)
         self.jobs = [job for job in seen.jobs if job.owner == table.uid]
         self.reports = [report for report in seen.reports if report.owner == table.uid]
         self.entries = sorted(
@@ -132,8 +137,11 @@ class Look:
 
     def _next_generation(self) -> int:
         """Return a number above every one that a pod may have seen, also after a history that was deleted."""
-        known = [entry.generation for entry in self.entries]
+        # Those of an earlier DraftTable of this name too, whose pods may serve on.
+        known = [entry.generation for entry in (*self.seen.entries, *self.entries)]
         known.append(int(self.before.get("latestGeneration") or 0))
+        if self.seen.live is not None:
+            known.append(self.seen.live.followed)
         if self.served is not None and (self.is_own(self.served) or self.may_adopt(self.served)):
             known.append(self.served.generation)
         return max(known) + 1

@@ -51,6 +51,14 @@ class Owner:
         return metadata
 
     @property
+    def again(self) -> str:
+        """How a person asks for another profile, in a sentence."""
+        return (
+            f"To try again, change the spec or run: kubectl annotate dt {self.name} -n {self.namespace}"
+            f' --overwrite {names.REPROFILE_ANNOTATION}="$(date -Is)"'
+        )
+
+    @property
     def labels(self) -> dict[str, str]:
         """Labels by which the operator finds the object again."""
         return {names.MANAGED_BY_LABEL: names.MANAGER, names.DRAFT_TABLE_LABEL: self.name}

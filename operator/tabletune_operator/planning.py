@@ -18,7 +18,8 @@ Rules, in their order. 5 and 6 are in ``profiling``; 3, 7, 8 and 11 in ``generat
 6. Acceptance: the report of a completed Job becomes a generation once it is valid. Until then the old one
    serves.
 7. Rollback: ``spec.table.rollbackTo`` and the guard repeat an older generation as a new one, since pods never
-   go back by number. While one holds, nothing is corrected.
+   go back by number. While one holds, nothing is corrected. Where pods follow a higher number already, the
+   newest generation is repeated above it.
 8. Correction: what live traffic proposes becomes a generation, if it was computed from the one in force.
 9. Settings: a table that comes out otherwise under the spec's table settings becomes a generation; no
    profile.
@@ -88,6 +89,7 @@ def _decide(look: Look) -> Plan:
         generations.adopt(look, look.served)
     profiling.decide(look)
     generations.roll_back(look)
+    generations.overtake(look)
     generations.correct(look)
     mounting.serve(look)
     generations.prune(look)

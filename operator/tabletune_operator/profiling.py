@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tabletune import assembling
-from tabletune.api import names, reasons
+from tabletune.api import reasons
 from tabletune.api.reasons import Condition
 from tabletune.documents import Document, Source
 from tabletune_operator import (
@@ -33,6 +33,8 @@ from tabletune_operator.plans import Need
 CHECK_SECONDS = 15.0
 """Time until a Job without a pod is looked at again: what its controller is refused is told by Events
 alone."""
+LEFT_SECONDS = 5.0
+"""Time until a look whether the garbage collector has taken what an earlier DraftTable left."""
 REFUSED_SECONDS = 60.0
 """Time until a refused Job is tried again: quotas and policies change without a word to us."""
 
@@ -135,8 +137,7 @@ def _await_job(look: Look, name: str, digest: str) -> None:
             name,
             reasons.REPORT_FAILED,
             f"Job {name} ended well and left no document in ConfigMap {name}. Operator and engine.image"
-            " may be of different TableTune releases."
-            f" To try again, annotate with {names.REPROFILE_ANNOTATION}=TIME.",
+            f" may be of different TableTune releases. {look.owner.again}",
         )
     else:
         _follow(look, job, report)
@@ -151,11 +152,20 @@ def _start(look: Look, name: str, digest: str) -> None:
     if look.paused:
         story.profiled = Said(FALSE, reasons.PROFILE_PAUSED, "A profile is due, and spec.paused is set.")
         return
+    if look.left:
+        # Its Job would go on under our report's name, and our table would be of what nobody asked for.
+        story.profiled = Said(
+            FALSE,
+            reasons.PROFILE_STARTING,
+            f"A DraftTable of this name was deleted and left {', '.join(look.left[:3])}. The Job is made once"
+            " they are gone: Kubernetes collects them, unless they were orphaned.",
+        )
+        look.again.append(LEFT_SECONDS)
+        return
     if name in look.refused:
         story.failed = True
-        story.profiled = Said(
-            FALSE, reasons.JOB_REFUSED, f"The API server refuses Job {name}: {look.refused[name][:1_500]}"
-        )
+        told = f"The API server refuses Job {name}: {look.refused[name][:1_500]}"
+        story.profiled = Said(FALSE, reasons.JOB_REFUSED, reasons.advise(reasons.JOB_REFUSED, told))
         look.again.append(REFUSED_SECONDS)
         return
     _leave_out(look, *_ATTEMPT, "startedAt")
@@ -173,11 +183,11 @@ def _follow(look: Look, job: Job, report: Report | None) -> None:
     if not pods and not job.suspended and not job.finished:
         look.again.append(CHECK_SECONDS)
         events = look.fetch(Need("events", job.name)) or []
-    found = failures.diagnose(job, pods, events)
+    found = failures.diagnose(job, pods, events, look.owner.again)
     story.running, story.failed = found.running, found.failed
     newest = max(pods, key=lambda pod: pod.seniority, default=None)
     story.profile |= {
-        "attempt": job.failed + 1 if job.failed else None,
+        "attempt": (job.failed + (not found.failed)) if job.failed else None,
         "pod": newest.name if newest else None,
         "node": (newest.node or None) if newest else None,
         "failedJob": job.name if found.failed else None,
@@ -197,8 +207,7 @@ def _accept(look: Look, name: str, digest: str) -> None:
             look,
             name,
             reasons.REPORT_FAILED,
-            f"The document that Job {name} left cannot be used: {str(document)[:1_200]}."
-            f" To try again, annotate with {names.REPROFILE_ANNOTATION}=TIME.",
+            f"The document that Job {name} left cannot be used: {str(document)[:1_200]}. {look.owner.again}",
         )
         return
     if look.paused:

@@ -28,6 +28,7 @@ SILENT = frozenset(
         reasons.NOT_OBSERVED,
         reasons.NO_PODS,
         reasons.OBSERVING_OFF,
+        reasons.PAUSED,
         reasons.PROFILE_STARTING,
         reasons.PROFILE_NEEDS_ATTENTION,
     }
@@ -67,7 +68,8 @@ def tell(story: Story, before: Mapping[str, Any], now: str) -> tuple[dict[str, A
     problems = list(story.problems)
     attention = story.profiled.reason in reasons.WARNINGS and story.profiled.status != TRUE
     if attention:
-        problems.append((reasons.PROFILE_NEEDS_ATTENTION, story.profiled.message))
+        told = f"{story.profiled.reason}: see the condition Profiled."
+        problems.append((reasons.PROFILE_NEEDS_ATTENTION, told))
     degraded = (
         Said(TRUE, *problems[0]) if problems else Said(FALSE, reasons.HEALTHY, "Nothing needs a person.")
     )

@@ -280,6 +280,7 @@ def _news(seen: live.Seen) -> object:
         seen.conflicts,
         seen.generation,
         verdict,
+        seen.followed,
         seen.rollback,
         seen.correction is not None,
     )

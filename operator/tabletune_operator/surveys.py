@@ -33,6 +33,8 @@ from tabletune_operator.pooling import Growth
 from tabletune_operator.scraping import Failure
 
 MAX_DRIFTS = 10
+MAX_AHEAD = 100_000
+"""Most that a pod's generation is believed to be ahead: its page may say anything."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,16 @@ def _seen(
         correction=correction,
         rollback=rollback,
         generation=document.generation,
+        followed=max(
+            (
+                reading.generation
+                for reading in found.values()
+                if isinstance(reading, Reading)
+                and reading.generation is not None
+                and reading.generation <= document.generation + MAX_AHEAD
+            ),
+            default=0,
+        ),
     )
 
 

@@ -28,7 +28,8 @@ COLUMNS = (
 """Columns of ``kubectl get dt``."""
 WIDE_COLUMNS = (
     ("ConfigMap", "string", ".status.configMap", "ConfigMap that serving pods mount"),
-    ("Reason", "string", '.status.conditions[?(@.type=="Degraded")].reason', "What needs a person"),
+    ("Profile", "string", '.status.conditions[?(@.type=="Profiled")].reason', "How the profile stands"),
+    ("Problem", "string", '.status.conditions[?(@.type=="Degraded")].reason', "What needs a person"),
 )
 """Those of ``kubectl get dt -o wide`` beside them."""
 

@@ -694,13 +694,13 @@ class ProfileStatus(ApiModel):
     job: str | None = None
     """Name of the Job."""
     attempt: int | None = None
-    """Pods that failed so far."""
+    """Number of the pod's attempt, from 2 on; of a Job that failed, how many there were."""
     phase: str | None = None
     """What the profiler does: start, acceptance, sweep, repeat, mixed or verify."""
     progress: str | None = None
-    """That, with how much of it is done, as in `sweep 42%`."""
+    """Phase and how much of it is done, as in `sweep 42%`."""
     remaining_seconds: float | None = None
-    """Seconds left of that phase."""
+    """Seconds left of the phase."""
     pod: str | None = None
     """Name of the pod."""
     node: str | None = None
@@ -825,9 +825,9 @@ class Status(ApiModel):
     latest_generation: int | None = None
     """Highest generation that ever was in force; the next one counts on from here, whatever was deleted."""
     restored_from: int | None = None
-    """Generation whose content it is, after a rollback."""
+    """Generation whose content the one in force repeats, after a rollback."""
     source: str | None = None
-    """profile or correction."""
+    """What the table in force was computed from: profile or correction."""
     table: Annotated[tuple[TableRange, ...], Field(max_length=4_096, json_schema_extra=ATOMIC)] = ()
     """The table in force."""
     recommendation: RecommendationStatus | None = None
@@ -835,7 +835,7 @@ class Status(ApiModel):
     predicted_gain: float | None = None
     """Predicted gain in goodput over speculation off; 0.2 is 20%."""
     gain: str | None = None
-    """The same for people, as in `+20.1%`."""
+    """The predicted gain for people, as in `+20.1%`."""
     acceptance: AcceptanceStatus | None = None
     """Acceptance behind the table in force."""
     history: Annotated[tuple[int, ...], Field(max_length=200, json_schema_extra=ATOMIC)] = ()

@@ -200,7 +200,7 @@ PROFILE_FAILED = _reason(
     "ProfileFailed",
     _PROFILED,
     "The Job failed for another reason; the message holds the container's last words.",
-    "Read the pod's log. To try again, annotate the DraftTable as the message says.",
+    "Read the pod's log.",
     warning=True,
 )
 
@@ -299,5 +299,16 @@ FINGERPRINT_DRIFT = _reason(
 
 REASONS: tuple[Reason, ...] = tuple(_ALL)
 """All of them, in the order of the reference."""
+REMEDIES = {reason.name: reason.remedy.replace("`", "") for reason in REASONS}
+"""What a person does about each, as plain text; empty where nothing is to be done."""
 WARNINGS = frozenset(reason.name for reason in REASONS if reason.warning)
 """Reasons whose Events are warnings."""
+
+
+def advise(reason: str, message: str) -> str:
+    """Return ``message`` with what a person does about ``reason``, where there is anything to do.
+
+    >>> advise("NoSelector", "spec.serving.selector is not set.")
+    'spec.serving.selector is not set.'
+    """
+    return f"{message}\nWhat to do: {REMEDIES[reason]}" if REMEDIES[reason] else message

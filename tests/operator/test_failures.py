@@ -44,10 +44,11 @@ FAILED = job(failed=1, conditions=[{"type": "Failed", "status": "True", "reason"
     ],
 )
 def test_each_end_has_its_reason(last: Pod, reason: str, words: str) -> None:
-    found = failures.diagnose(FAILED, [last])
+    found = failures.diagnose(FAILED, [last], again="Once more.")
     assert (found.reason, found.failed) == (reason, True)
     assert words in found.message
-    assert "profile-requested-at" in found.message
+    assert "\nWhat to do: " in found.message
+    assert found.message.endswith(" Once more.")
 
 
 def test_the_last_pod_decides() -> None:
@@ -104,9 +105,9 @@ def test_last_words_are_for_people() -> None:
 
 
 def test_a_message_stays_readable_and_keeps_its_end() -> None:
-    found = failures.diagnose(FAILED, [ended(4, "x" * 100_000)])
+    found = failures.diagnose(FAILED, [ended(4, "x" * 100_000)], again="Once more.")
     assert len(found.message) <= failures.MAX_MESSAGE
-    assert found.message.endswith("=TIME.")
+    assert found.message.endswith(" Once more.")
     retried = failures.diagnose(job(failed=1), [ended(128, "x" * 100_000, "StartError")])
     assert retried.reason == "ProfileStarting"
     assert len(retried.message) <= failures.MAX_MESSAGE
