@@ -11,7 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Another test's engine, or another user of the machine, may make any example slow; the time limits below find
+# what hangs.
+hypothesis.settings.register_profile(
+    "busy-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy-machine")
 
 # Set before any test module is imported, since libraries read these on import. What a developer or an image
 # set for itself goes: TableTune's own variables, and an unbuffered output, which hides a lost last write.

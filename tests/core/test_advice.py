@@ -250,7 +250,7 @@ def test_advice_fits_a_document() -> None:
     assert again == found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 5000),
     st.integers(1, 5000),

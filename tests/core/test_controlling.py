@@ -505,7 +505,7 @@ def any_windows(draw: st.DrawFn) -> Window:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_window_raises_and_all_that_comes_out_is_sound(data: st.DataObject) -> None:
     found = data.draw(strategies.whole_documents())

@@ -342,7 +342,7 @@ def windows(draw: st.DrawFn) -> list[tuple[Times, float]]:
     return draw(st.lists(st.tuples(one, st.floats(0, 1e6)), max_size=6))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(windows())
 def test_times_stay_finite_positive_and_bounded(seen: list[tuple[Times, float]]) -> None:
     live = Live(unpriced())
@@ -365,7 +365,7 @@ def test_times_stay_finite_positive_and_bounded(seen: list[tuple[Times, float]])
     assert np.isfinite(live.found.column_factors).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, LENGTHS - 1), st.integers(1, SIZES), st.floats(0.3, 3.0), st.integers(1, 40))
 def test_one_length_alone_never_changes_the_order_of_its_column(
     length: int, batch_size: int, factor: float, count: int

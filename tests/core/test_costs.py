@@ -316,7 +316,7 @@ grids = st.fixed_dictionaries(
 step_times = st.floats(1.0, 60.0, allow_nan=False)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(grids, st.data())
 def test_every_cell_of_any_profile_is_reproduced(grid: dict[str, Any], data: st.DataObject) -> None:
     batch_sizes = grid["batch_sizes"]
@@ -353,7 +353,7 @@ def test_every_cell_of_any_profile_is_reproduced(grid: dict[str, Any], data: st.
     assert np.all(priced > 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(grids, st.data())
 def test_a_price_between_cells_lies_between_cells_of_its_own_kind(
     grid: dict[str, Any], data: st.DataObject

@@ -572,7 +572,7 @@ class TestSettling:
         found = plan((0, 0, 0, 0), Live.none(2))
         assert estimating.settle(1.0, found, 2, length, step_ms, 2) == 1.0
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         st.lists(st.integers(1, 3), min_size=1, max_size=60),
         st.floats(0.001, 0.2),

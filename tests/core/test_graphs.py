@@ -75,7 +75,7 @@ def reference(engine: GraphSettings, batch_size: int, draft_length: int, prompt_
     return StepGraph(Graph.NONE, tokens)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(any_settings, st.integers(0, 8), st.sampled_from([0, 1, 17]))
 def test_dispatch_is_that_of_a_walk_through_vllms_candidates(
     engine: GraphSettings, draft_length: int, prompt_tokens: int
@@ -214,7 +214,7 @@ def test_mismatches_are_at_the_lengths_at_which_engines_died() -> None:
     assert (found[0], found[1]) == (gap[0], gap[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(any_settings)
 def test_mismatch_is_where_the_drafter_finds_a_full_graph_for_the_padded_count(engine: GraphSettings) -> None:
     found = graphs.mismatched_batch_sizes(engine)
@@ -241,7 +241,7 @@ def reference_for_tokens(engine: GraphSettings, batch_size: int, draft_length: i
     return Graph.FULL if group is not None and draft_length in full[group] else Graph.NONE
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lengths, st.integers(1, 300), st.integers(1, 1500))
 def test_aligned_sizes_leave_no_gap(
     draft_lengths: tuple[int, ...], max_num_seqs: int, largest_tokens: int

@@ -139,7 +139,7 @@ def test_hazards_lose_their_goodput_unless_nothing_else_has_one(
     np.testing.assert_equal(GOODPUT, before)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_no_batch_size_loses_all_of_its_goodput(data: st.DataObject) -> None:
     lengths = data.draw(strategies.draft_lengths())

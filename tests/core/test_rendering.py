@@ -197,7 +197,7 @@ scalars = (
 configs = st.dictionaries(st.text(max_size=20), scalars | st.lists(scalars, max_size=3), max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(config=configs)
 def test_any_base_survives_both_forms(config: dict[str, Any]) -> None:
     document = with_table(documents.parse(EXAMPLE.read_bytes()), [1, 256, 2])

@@ -36,7 +36,7 @@ def test_more_lengths_than_batch_sizes_are_refused_with_both_numbers() -> None:
         arguments.startup_table((0, 1, 2, 3), 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sets(st.integers(0, 64), min_size=1, max_size=12), st.integers(12, 1_024))
 def test_startup_table_is_contiguous_and_names_each_length_once(lengths: set[int], max_num_seqs: int) -> None:
     table = arguments.startup_table(tuple(lengths), max_num_seqs)

@@ -138,7 +138,7 @@ shares = st.floats(min_value=0.0, max_value=80.0)
 maybe_times = st.none() | st.floats(min_value=0.1, max_value=1_000.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(clouds(), shares, maybe_times)
 def test_time_is_never_outside_of_what_was_seen(
     samples: list[Sample], drafted_tokens: float, without_drafts_ms: float | None
@@ -152,7 +152,7 @@ def test_time_is_never_outside_of_what_was_seen(
     assert math.isfinite(cells.relative_error(cell))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(clouds(), st.floats(0, 1), st.floats(0, 1))
 def test_more_drafted_tokens_never_take_less_time(samples: list[Sample], one: float, other: float) -> None:
     counts = [sample.drafted_tokens for sample in samples]
@@ -160,7 +160,7 @@ def test_more_drafted_tokens_never_take_less_time(samples: list[Sample], one: fl
     assert varying(samples, few).step_time_ms <= varying(samples, many).step_time_ms + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 64), min_size=2, max_size=40),
     st.floats(1.0, 100.0),

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("partials")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(samples, st.integers(1, 512), st.integers(0, 16), st.booleans())
 def test_what_is_written_is_read_again(
     folder: Path, found: list[Sample], batch_size: int, draft_length: int, fatal: bool

@@ -176,7 +176,7 @@ def test_short_texts_are_joined() -> None:
     assert prompts == ((2, 5, 6), (4, 1, 2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=30), max_size=12),
     st.integers(1, 200),
@@ -200,7 +200,7 @@ def test_tiny_vocabulary_is_no_trouble() -> None:
     assert planning.sweep_prompts([], 5, vocabulary=2) == ((1,) * 5,) * 8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 200),
     st.sets(st.integers(1, 5), max_size=3).map(lambda found: (0, *sorted(found))),

@@ -802,7 +802,7 @@ def samples_kept(folder: Path) -> Counter[tuple[int, int]]:
 places = st.sampled_from([*CELLS, "acceptance", "start", MixedCell(1, 0, 64), MixedCell(4, 2, 64)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(places, st.integers(1, 3), max_size=6))
 def test_dying_engine_ends_in_a_document_or_an_engine_error_and_loses_nothing(
     deaths: dict[engines.Place, int],
@@ -826,7 +826,7 @@ def test_dying_engine_ends_in_a_document_or_an_engine_error_and_loses_nothing(
             assert documents.parse(documents.dump(document)) == document
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(places, max_size=4))
 def test_however_often_it_is_stopped_the_profile_ends_the_same(stops: list[engines.Place]) -> None:
     engine = ScriptedEngine()

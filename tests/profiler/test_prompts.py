@@ -269,7 +269,7 @@ JSON_VALUES = st.recursive(
 @example(b'{"prompt": "a", "\\udfff' + b"x" * 2_000 + b'": 1}')
 @example(line(prompt="a")[:-1].replace(b"a", b"\xff"))
 @example('{"prompt": "a"}'.encode("utf-16"))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_hostile_bytes_give_prompts_or_a_prompts_error(data: bytes) -> None:
     try:
         assert prompts.parse(data, "mine.jsonl")
