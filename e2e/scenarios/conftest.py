@@ -13,6 +13,7 @@ from e2e.clients import Client, Object
 from e2e.scenarios.stories import HOME, RELEASE, Story, is_ready
 from e2e.settings import REPOSITORY, Settings
 
+MOST_RESTARTS = 2
 CHART = REPOSITORY / "charts" / "tabletune"
 SCENARIO_SECONDS = 1_800
 SERVER_SECONDS = 420.0
@@ -150,4 +151,7 @@ def serving(
 
 def _follow(story: Story, where: str) -> bool:
     pods = story.pods(where, "app=decode")
+    for pod in pods:
+        for container in pod["status"].get("containerStatuses") or ():
+            assert container["restartCount"] < MOST_RESTARTS, container
     return len(pods) == 2 and all(map(is_ready, pods)) and all(story.generations(where).values())
