@@ -57,6 +57,7 @@ def snapshot() -> Snapshot:
             outcome=dataclasses.replace(outcome, avoided_changes=((2, 1),)),
             differences=(Difference("driver", "before", "now", minor=True),),
             reloads=MappingProxyType({following.LOADED: 1}),
+            comparable=True,
         ),
         engine=engine,
         settings=chosen,

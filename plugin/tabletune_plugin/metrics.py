@@ -70,7 +70,7 @@ class PluginCollector(Collector):
         yield from _activity(snapshot)
         if snapshot.totals is not None:
             yield from _counts(snapshot.totals)
-            yield from _steps(snapshot.totals)
+            yield from _steps(snapshot.totals, timed=snapshot.report.comparable)
         yield from _table(snapshot)
         yield from _control(snapshot)
         if snapshot.engine is not None:
@@ -137,7 +137,8 @@ def _counts(totals: Totals) -> Iterator[Metric]:
     )
 
 
-def _steps(totals: Totals) -> Iterator[Metric]:
+def _steps(totals: Totals, *, timed: bool) -> Iterator[Metric]:
+    """Return the steps' metrics; medians only if steps are ``timed`` in the profile's measure."""
     labels = ["batch", "length", "kind"]
     steps = sorted(totals.steps.items(), key=lambda item: (_first(item[0][0]), item[0][1:]))
     named = [([batch, str(length), kind], total) for (batch, length, kind), total in steps]
@@ -161,15 +162,16 @@ def _steps(totals: Totals) -> Iterator[Metric]:
         [(values, float(total[2])) for values, total in named],
     )
     recent = sorted(totals.recent_ms.items(), key=lambda item: (_first(item[0][0]), item[0][1]))
+    # The operator, alerts and dashboard hold them against the profile's times, as the control here does.
     yield _gauge(
         "tabletune_step_median_seconds",
-        f"Median of the last {tallying.RECENT_TIMES} quiet pure decode steps, in the profile's measure (GPU"
-        " span or interval).",
+        f"Median of the last {tallying.RECENT_TIMES} timed pure decode steps, in the profile's measure (GPU"
+        " span or quiet interval). None without a document, and where live steps cannot be timed in it.",
         ["batch", "length"],
         [
             ([batch, str(length)], statistics.median(times) / 1e3)
             for (batch, length), times in recent
-            if times
+            if times and timed
         ],
     )
 

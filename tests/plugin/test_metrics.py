@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tabletune.documents import Control, Mode
+from tabletune.documents import Control, Measure, Mode
 from tabletune_plugin import metrics, settings, states, tallying
 from tabletune_plugin.fingerprints import Difference
 from tabletune_plugin.metrics import Graphs, PluginCollector, Snapshot
@@ -105,6 +105,21 @@ def test_steps_are_by_batch_length_and_kind(adapting: Rig) -> None:
     assert found["tabletune_kept_tokens_total"][labels] == 299.0 * 3
     assert found["tabletune_steps_total"][("batch", "4"), ("kind", "mixed"), ("length", "2")] == 1.0
     assert found["tabletune_step_median_seconds"] == {(("batch", "2"), ("length", "2")): pytest.approx(0.012)}
+
+
+@pytest.mark.parametrize("measure", [Measure.QUIET_INTERVAL, Measure.GPU_SPAN])
+def test_times_in_another_measure_than_the_profiles_are_not_shown(tmp_path: Path, measure: Measure) -> None:
+    # The operator would correct costs by intervals where spans were profiled.
+    rig = Rig(tmp_path / "table.json")
+    rig.serve(100, length=2)
+    assert rig.tally.totals().recent_ms
+    assert scrape(snapshot_of(rig)).get("tabletune_step_median_seconds") is None
+    rig.write(engines.document((2, 2, 2, 2), measure=measure))
+    rig.tick(3)
+    rig.serve(100, length=2)
+    assert rig.tally.totals().recent_ms
+    shown = "tabletune_step_median_seconds" in scrape(snapshot_of(rig))
+    assert shown is (measure is Measure.QUIET_INTERVAL)
 
 
 def test_table_and_what_it_was_profiled_on_are_shown(adapting: Rig) -> None:
