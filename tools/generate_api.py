@@ -9,11 +9,11 @@ refuse, or worse prune, what the operator reads.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import describing
+import generating
 from tabletune.api import crds, drafttables, names, reasons
 
 ROOT = Path(__file__).parents[1]
@@ -163,18 +163,5 @@ def _bounds(least: float | None, most: float | None, unit: str) -> str:
     return f", {least:g} to {most:g}{unit}" if least is not None else f", at most {most:g}{unit}"
 
 
-def run() -> None:
-    """Write or check the files, as the arguments say."""
-    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} is out of date. Run tools/generate_api.py.", file=sys.stderr)
-        sys.exit(1 if stale else 0)
-    for path, text in stale.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        print(f"Written: {path}")
-
-
 if __name__ == "__main__":
-    run()
+    generating.run(pages())

@@ -10,7 +10,6 @@ no more. The comment above a value in values.yaml is its documentation; the page
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 
 import dashboards
 import describing
+import generating
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "tabletune"
@@ -90,18 +90,5 @@ def _table() -> str:
     return describing.table(("value", "default", "meaning"), rows)
 
 
-def run() -> None:
-    """Write or check the files, as the arguments say."""
-    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} is out of date. Run tools/generate_chart.py.", file=sys.stderr)
-        sys.exit(1 if stale else 0)
-    for path, text in stale.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        print(f"Written: {path}")
-
-
 if __name__ == "__main__":
-    run()
+    generating.run(pages())

@@ -9,7 +9,6 @@ names options that no longer exist.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +16,7 @@ import typer
 import typer.cli
 
 import describing
+import generating
 import plugin_examples
 from tabletune import controlling, correcting, estimating, schemas
 from tabletune.documents import Control
@@ -268,18 +268,5 @@ def _numbers(modules: tuple[ModuleType, ...]) -> str:
     return describing.table(("constant", "value", "module", "meaning"), rows)
 
 
-def run() -> None:
-    """Write or check the pages, as the arguments say."""
-    stale = {path: text for path, text in pages().items() if not path.exists() or path.read_text() != text}
-    if "--check" in sys.argv[1:]:
-        for path in stale:
-            print(f"{path} is out of date. Run tools/generate_reference.py.", file=sys.stderr)
-        sys.exit(1 if stale else 0)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for path, text in stale.items():
-        path.write_text(text)
-        print(f"Written: {path}")
-
-
 if __name__ == "__main__":
-    run()
+    generating.run(pages())
