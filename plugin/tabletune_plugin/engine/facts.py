@@ -122,11 +122,12 @@ def _device() -> tuple[str, str]:
     """Return product name and driver version of the first GPU; the processor's name and "" without one.
 
     As vLLM's own platform tells it, by NVML where that is there: with tensor parallelism the engine core has
-    no business on the GPU, and asking torch would start CUDA in it. A slice of a GPU (MIG) has its name.
+    no business on the GPU, and asking torch would start CUDA in it. NVML names the whole GPU where a slice of
+    it (MIG) serves, so slices are not told apart.
     """
-    platform = importlib.import_module("vllm.platforms").current_platform
-    if platform.is_cuda_alike():
-        return platform.get_device_name(), _driver_version()
+    current = importlib.import_module("vllm.platforms").current_platform
+    if current.is_cuda_alike():
+        return current.get_device_name(), _driver_version()
     return _processor_name(), ""
 
 

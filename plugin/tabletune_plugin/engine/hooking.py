@@ -84,9 +84,8 @@ def _log_as_vllm() -> None:
     child, and follows whatever is set up.
     """
     logger.parent = logging.getLogger("vllm")
-    logger.setLevel(
-        logging.NOTSET
-    )  # the parent's; setting it also forgets what was enabled under the old one
+    # The parent's level. Setting it also forgets what was enabled under the old one.
+    logger.setLevel(logging.NOTSET)
 
 
 _process_runtime: Runtime | None = None
