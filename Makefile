@@ -110,7 +110,7 @@ benchmark: model ## Run the benchmarks; results go to benchmarks/results
 ##@ Keep what is generated true
 
 .PHONY: generate
-generate: setup ## Regenerate the JSON Schema and the reference of the command line
+generate: setup ## Regenerate what is made from the code: references, schemas, CRD, the chart's tables, the dashboard
 	$(BIN)/python tools/generate_reference.py
 	$(BIN)/python tools/generate_api.py
 	$(BIN)/python tools/generate_chart.py
