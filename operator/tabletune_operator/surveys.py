@@ -104,14 +104,28 @@ def survey(
     if memory.plan is not None and memory.state is not None:
         window = pooling.window(grown, fitting.values(), elapsed_seconds, memory.plan.positions)
         state, outcome = controlling.advance(memory.plan, memory.state, window)
-        memory = replace(memory, state=state)
+        # In force is the document's table, whatever the controller decided: what is held up now, or could not
+        # be written, is decided again at the next look.
+        memory = replace(memory, state=replace(state, lookup=memory.state.lookup))
     guard, rollback = _guard(memory, serving, now)
     memory = replace(memory, guard=guard)
     correction: live.Correction | None = None
     watching = guard is not None and guard["verdict"] == guarding.WATCHING
-    if outcome is not None and serving.mode is ServingMode.CORRECT and not watching and not rollback:
+    # What a generation does is known from pods that follow it, and from no others: corrected on the drafts of
+    # the one before, a table would be replaced by the next before any pod served with it.
+    tried = memory.served.drafted.get(1, 0.0) >= serving.min_drafts
+    if (
+        outcome is not None
+        and serving.mode is ServingMode.CORRECT
+        and tried
+        and not watching
+        and not rollback
+    ):
         correction = pooling.correction(document, outcome, now)
-    return memory, _seen(document, pods, found, conflicts, memory, outcome, correction, rollback, now)
+    decision = None if outcome is None else _decision(outcome.decision, correction, tried)
+    return memory, _seen(
+        document, pods, found, conflicts, memory, outcome, decision, correction, rollback, now
+    )
 
 
 def _begin(
@@ -177,6 +191,7 @@ def _seen(
     conflicts: Sequence[str],
     memory: Memory,
     outcome: controlling.Outcome | None,
+    decision: str | None,
     correction: live.Correction | None,
     rollback: live.Rollback | None,
     now: datetime,
@@ -195,15 +210,14 @@ def _seen(
         if state != "UpToDate":
             told = {"name": pod.name, "state": state, "message": message}
             attention.append(told if generation is None else told | {"generation": generation})
-    decision = outcome.decision if outcome is not None else None
     return live.Seen(
         pods=len(pods),
         up_to_date=counts["UpToDate"],
         unreachable=counts["Unreachable"],
         inactive=counts["Inactive"],
         drafts=round(memory.drafts),
-        predicted_gain=None if decision is None else decision.largest_gain,
-        decision=_decision(decision, correction),
+        predicted_gain=None if outcome is None else outcome.decision.largest_gain,
+        decision=decision,
         last_seen=times.text_of(now),
         attention=tuple(attention[:MAX_ATTENTION]),
         drifted=tuple(sorted(drifted)[:MAX_DRIFTS]),
@@ -225,14 +239,14 @@ def _seen(
     )
 
 
-def _decision(decision: estimating.Decision | None, correction: live.Correction | None) -> str | None:
-    """Return why the table was corrected or not; a change that makes no other table is none."""
-    if decision is None:
-        return None
+def _decision(decision: estimating.Decision, correction: live.Correction | None, tried: bool) -> str:
+    """Return why the table was corrected or not; a change that makes no other table is none.
+
+    ``tried`` says whether pods have drafted enough under the table in force.
+    """
     if decision.reason == estimating.CORRECTED and correction is None:
-        return (
-            estimating.WITHIN_HYSTERESIS if decision.drafts >= decision.needed else estimating.TOO_FEW_DRAFTS
-        )
+        enough = tried and decision.drafts >= decision.needed
+        return estimating.WITHIN_HYSTERESIS if enough else estimating.TOO_FEW_DRAFTS
     return decision.reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -100,6 +101,50 @@ def test_traffic_that_accepts_nothing_turns_drafting_off_with_the_numbers() -> N
         length for _, _, length in objects.example().table
     )
     assert "live drafts" in correction.message
+
+
+def test_a_correction_is_tried_before_the_next_one() -> None:
+    fleet = Fleet(objects.example(), minDrafts=5_000, guard={"minSteps": 10**9})
+    nothing = (0.02,) * len(as_profiled())
+    correction = None
+    while correction is None:
+        fleet.serve(nothing)
+        correction = fleet.look().correction
+    fleet.document = correction.document
+
+    # All is accepted now, but the pods still follow the generation before.
+    before = dict(fleet.counters)
+    for number in range(1, 10):
+        fleet.serve((0.99,) * len(as_profiled()), drafts=3_000)
+        behind: dict[str, Reading | Failure] = {
+            uid: replace(reading, generation=before[uid].generation)
+            for uid, reading in fleet.counters.items()
+        }
+        assert fleet.look(behind).correction is None, number
+
+    for _ in range(3):  # the first look has no beginning
+        fleet.serve((0.99,) * len(as_profiled()), drafts=3_000)
+        seen = fleet.look()
+    assert seen.correction is not None
+
+
+def test_a_correction_that_the_guard_held_up_comes_once_it_is_done() -> None:
+    fleet = Fleet(objects.example(), guard={"minSteps": 100})
+    for _ in range(3):
+        fleet.serve(as_profiled())
+        fleet.look()
+    fleet.put_in_force(objects.example())
+    held_up = 0
+    for _ in range(40):
+        fleet.serve((0.02,) * len(as_profiled()))
+        seen = fleet.look()
+        assert seen.guard is not None
+        if seen.guard["verdict"] != "Watching":
+            break
+        assert seen.correction is None
+        held_up += 1
+    assert held_up > 10
+    assert seen.correction is not None
 
 
 def test_too_few_drafts_correct_nothing() -> None:
