@@ -51,6 +51,12 @@ def test_each_end_has_its_reason(last: Pod, reason: str, words: str) -> None:
     assert found.message.endswith(" Once more.")
 
 
+def test_a_pod_that_has_measured_is_not_started_again_while_its_job_completes() -> None:
+    found = failures.diagnose(job(active=0), [pod(phase="Succeeded")])
+    assert (found.reason, found.running, found.failed) == ("ProfileRunning", True, False)
+    assert "Pod pod has measured" in found.message
+
+
 def test_the_last_pod_decides() -> None:
     found = failures.diagnose(FAILED, [ended(4, "old", name="a"), ended(3, "new", name="b")])
     assert found.reason == "NotServable"
