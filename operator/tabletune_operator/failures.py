@@ -103,6 +103,10 @@ def _diagnose(job: Job, newest: Sequence[Pod], creation_failures: Sequence[str])
         return _ending(ending[-1])
     if creation_failures:
         return _not_created(job, creation_failures[0])
+    if newest and newest[-1].phase == "Succeeded":
+        # The Job is complete a few seconds after its pod.
+        told = f"Pod {newest[-1].name} has measured and reported; Job {job.name} is about to end."
+        return Diagnosis(reasons.PROFILE_RUNNING, told, running=True)
     retry = _retry(newest)
     return Diagnosis(reasons.PROFILE_STARTING, f"Job {job.name} is about to start a pod.{retry}")
 

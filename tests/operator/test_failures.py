@@ -62,6 +62,12 @@ def test_the_last_pod_decides() -> None:
     assert found.reason == "NotServable"
 
 
+def test_a_pod_that_ended_well_still_measures_until_its_job_is_complete() -> None:
+    found = failures.diagnose(job(), [ended(4, name="a"), pod("b", phase="Succeeded")])
+    assert (found.reason, found.running, found.failed) == ("ProfileRunning", True, False)
+    assert found.message.startswith("Pod b has measured")
+
+
 def test_a_deadline_says_what_was_waited_for() -> None:
     waiting = pod(
         phase="Pending",
