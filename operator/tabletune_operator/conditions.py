@@ -13,6 +13,9 @@ from typing import Any, Self
 from tabletune.api.reasons import Condition
 
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
+MAX_MESSAGE = 8_000
+"""Characters of a message, whatever names and errors are in it: the API server refuses a status with one that
+is too long, and then all of it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def put(
                 "type": kind.value,
                 "status": new.status,
                 "reason": new.reason,
-                "message": new.message,
+                "message": new.message[:MAX_MESSAGE],
                 "lastTransitionTime": last["lastTransitionTime"] if same else now,
                 "observedGeneration": generation,
             }

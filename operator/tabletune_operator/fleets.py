@@ -37,7 +37,7 @@ def judge(look: Look) -> None:
     story.seen = seen
     story.serving = _serving(seen)
     if seen.conflicts:
-        told = f"DraftTable {', '.join(seen.conflicts)}, which is older, selects the same pods."
+        told = f"DraftTable {', '.join(seen.conflicts[:5])}, which is older, selects the same pods."
         told = reasons.advise(reasons.PODS_CONFLICT, told)
         story.problems.append((reasons.PODS_CONFLICT, told))
     if seen.drifted:

@@ -116,7 +116,7 @@ class Look:
         """Make a generation; with ``spec.paused`` none is made."""
         if self.paused:
             return
-        number = generation if generation is not None else self._next_generation()
+        number = generation if generation is not None else self.next_generation()
         made: dict[str, Any] = {"generation": number}
         if origin.restored_from is not None:
             made["created_at"] = self.now.replace(microsecond=0)
@@ -135,7 +135,7 @@ class Look:
         )
         self.entries = [*self.entries, self.newest]
 
-    def _next_generation(self) -> int:
+    def next_generation(self) -> int:
         """Return a number above every one that a pod may have seen, also after a history that was deleted."""
         # Those of an earlier DraftTable of this name too, whose pods may serve on.
         known = [entry.generation for entry in (*self.seen.entries, *self.entries)]

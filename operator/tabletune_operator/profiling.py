@@ -27,7 +27,7 @@ from tabletune_operator.actions import Apply, Create, Delete
 from tabletune_operator.conditions import FALSE, TRUE, Said
 from tabletune_operator.configmaps import Origin
 from tabletune_operator.looks import BY_REUSE, Look
-from tabletune_operator.observations import Job, Report
+from tabletune_operator.observations import Entry, Job, Report
 from tabletune_operator.plans import Need
 
 CHECK_SECONDS = 15.0
@@ -35,6 +35,8 @@ CHECK_SECONDS = 15.0
 alone."""
 LEFT_SECONDS = 5.0
 """Time until a look whether the garbage collector has taken what an earlier DraftTable left."""
+STALE_SECONDS = 1.0
+"""Time until a look with newer news."""
 REFUSED_SECONDS = 60.0
 """Time until a refused Job is tried again: quotas and policies change without a word to us."""
 
@@ -167,6 +169,11 @@ def _start(look: Look, name: str, digest: str) -> None:
         told = f"The API server refuses Job {name}: {look.refused[name][:1_500]}"
         story.profiled = Said(FALSE, reasons.JOB_REFUSED, reasons.advise(reasons.JOB_REFUSED, told))
         look.again.append(REFUSED_SECONDS)
+        return
+    made = look.fetch(Need("entry", configmaps.history_name(look.owner, look.next_generation())))
+    if isinstance(made, Entry) and made.owner == look.owner.uid:
+        # Old news: another operator has taken the report that we miss, and its generation is not seen yet.
+        look.again.append(STALE_SECONDS)
         return
     _leave_out(look, *_ATTEMPT, "startedAt")
     look.actions += [Apply(body) for body in access.objects(look.owner, name)]

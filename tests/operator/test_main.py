@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tabletune import documents
 from tests.controlplane import fixtures
-from tests.controlplane.clients import Api, ApiError, wait
+from tests.controlplane.clients import Api, ApiError, Object, wait
 from tests.controlplane.planes import Plane
 from tests.operator import objects, processes
 from tests.operator.harness import condition
@@ -88,6 +89,44 @@ def test_of_two_one_leads_and_the_other_takes_over(
             wait("it to take over", lambda: "Leading" in second.log, 20)
             api.apply(objects.draft_table(namespace))
             wait("the Job", lambda: objects.job_of(api, namespace))
+
+
+def follows(generation: int, status: Object) -> bool:
+    """Whether a generation after ``generation`` is in force."""
+    return bool((status.get("generation") or 0) > generation)
+
+
+def test_two_that_both_act_make_nothing_twice_and_come_to_rest(
+    plane: Plane, api: Api, namespace: str, tmp_path: Path
+) -> None:
+    token = processes.grant(api)
+    with (
+        Process(plane, token, tmp_path, "first", lease="", namespaces=namespace) as first,
+        Process(plane, token, tmp_path, "second", lease="", namespaces=namespace) as second,
+    ):
+        both = (first, second)
+        for operator in both:
+            operator.wait_until_ready()
+        api.apply(objects.draft_table(namespace))
+        objects.finish(api, namespace)
+        objects.status_until(api, namespace, lambda status: status.get("generation") == 1)
+        for number in (1, 2, 3):
+            table = {"pinned": [{"first": 1, "last": 8, "draftLength": number}]}
+            api.merge("DraftTable", namespace, "qwen", {"spec": {"table": table}})
+            made = partial(follows, number)
+            objects.status_until(api, namespace, made)
+        found = objects.status_until(api, namespace, lambda status: status.get("phase") == "Ready")
+        assert found["history"] == [1, 2, 3, 4]
+        assert sum(one.count('tabletune_operator_jobs_total{result="started"}') for one in both) == 1
+        assert sum(one.count("tabletune_operator_generations_total") for one in both) == 4
+
+        def is_at_rest() -> bool:
+            before = api.get("DraftTable", namespace, "qwen")["metadata"]["resourceVersion"]
+            time.sleep(3)
+            return bool(before == api.get("DraftTable", namespace, "qwen")["metadata"]["resourceVersion"])
+
+        wait("neither to write any more", is_at_rest, 30)
+    assert "Traceback" not in first.log + second.log
 
 
 def test_through_outages_and_lost_watches_it_keeps_working(programs: dict[str, Path], tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tabletune.api import drafttables
-from tabletune_operator import digests, observations, planning
+from tabletune_operator import digests, observations, planning, profiling
 from tabletune_operator.actions import Apply, Create
-from tabletune_operator.observations import Report
+from tabletune_operator.observations import Entry, Report
 from tabletune_operator.plans import Need, Observed, Plan
 from tests.operator import objects
 
@@ -47,13 +47,25 @@ def test_a_report_that_is_empty_does_not_keep_a_job_from_being_made() -> None:
     seen = table()
     name = job_name(seen)
     observed = Observed(seen, reports=(Report(name, "u", complete=False),))
-    fetched: dict[Need, Any] = {Need("served", "qwen"): None, Need("report", name): None}
+    fetched: dict[Need, Any] = {
+        Need("served", "qwen"): None,
+        Need("report", name): None,
+        Need("entry", "qwen-g1"): None,
+    }
     found = planning.plan(observed, fetched, {}, NOW)
     assert [action.body["kind"] for action in found.actions if isinstance(action, Create)] == ["Job"]
 
 
+def test_a_generation_that_is_not_seen_yet_keeps_a_job_from_being_made() -> None:
+    seen = table()
+    hidden = Entry("qwen-g1", "u", 1, "profile", "", "", None, "", "")
+    fetched: dict[Need, Any] = {Need("served", "qwen"): None, Need("entry", "qwen-g1"): hidden}
+    found = planning.plan(Observed(seen), fetched, {}, NOW)
+    assert (found.actions, found.again_seconds) == ((), profiling.STALE_SECONDS)
+
+
 def test_the_same_cluster_makes_the_same_plan() -> None:
-    fetched: dict[Need, Any] = {Need("served", "qwen"): None}
+    fetched: dict[Need, Any] = {Need("served", "qwen"): None, Need("entry", "qwen-g1"): None}
     plans = [planning.plan(Observed(table()), fetched, {}, NOW) for _ in range(2)]
     assert plans[0] == plans[1]
 

@@ -230,6 +230,20 @@ def test_the_deadline_is_told(harness: Harness, api: Api, namespace: str, node: 
     assert condition(found, "Profiled")["reason"] == "DeadlineExceeded"
 
 
+def test_a_document_that_says_as_much_as_it_may_fits_into_the_status(
+    harness: Harness, api: Api, namespace: str, node: str
+) -> None:
+    job, pod = started(harness, api, namespace)
+    content = json.loads(documents.dump(objects.example()))
+    long = "\N{SNOWMAN}" * 4_096
+    content["fingerprint"] |= dict.fromkeys(("gpu", "driver", "model", "drafter", "dtype", "torch"), long)
+    content["recommendation"]["reason"] = long
+    objects.report(api, namespace, job["metadata"]["name"], json.dumps(content).encode())
+    objects.end_pod(api, pod, 0)
+    found = harness.until(namespace, lambda status: status.get("generation"))
+    assert (found["status"]["phase"], condition(found, "Ready")["status"]) == ("Ready", "True")
+
+
 def test_a_report_that_is_no_document_is_told_and_not_served(
     harness: Harness, api: Api, namespace: str, node: str
 ) -> None:
