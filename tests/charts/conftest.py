@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.charts.helms import Helm
+from tests.charts.helms import helm
 from tests.controlplane.clients import Api
 from tests.controlplane.fixtures import api, namespace, plane, programs
 from tests.controlplane.planes import Plane
 
-__all__ = ["api", "namespace", "plane", "programs"]
-
-
-@pytest.fixture(scope="session")
-def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """Helm without a cluster."""
-    return Helm(programs["helm"], tmp_path_factory.mktemp("helm"))
+__all__ = ["api", "helm", "namespace", "plane", "programs"]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.controlplane.clients import Object
@@ -60,6 +61,12 @@ class Helm:
             values=values or {},
         )
         return [body for body in yaml.safe_load_all(text) if body]
+
+
+@pytest.fixture(scope="session")
+def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm without a cluster."""
+    return Helm(programs["helm"], tmp_path_factory.mktemp("helm"))
 
 
 def of_kind(bodies: list[Object], kind: str) -> list[Object]:

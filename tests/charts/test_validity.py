@@ -8,8 +8,8 @@ import yaml
 from tests.charts.helms import Helm, of_kind, one
 from tests.charts.samples import SETS
 from tests.config import definitions
-from tests.config.builds import BuildError, kubectl
-from tests.controlplane.clients import Api, Object
+from tests.config.builds import BuildError, dry_run
+from tests.controlplane.clients import Api
 from tests.controlplane.planes import Plane
 
 pytestmark = pytest.mark.cluster
@@ -32,21 +32,12 @@ def monitored_plane(plane: Plane) -> Plane:
     return plane
 
 
-def dry_run(plane: Plane, bodies: list[Object]) -> str:
-    """Have the API server check ``bodies``, each in the namespace that it names."""
-    return kubectl(
-        *("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"),
-        *("--kubeconfig", str(plane.kubeconfig())),
-        given=yaml.safe_dump_all(bodies),
-    )
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_the_api_server_takes_every_object(
     monitored_plane: Plane, helm: Helm, namespace: str, name: str
 ) -> None:
     bodies = helm.template(SETS[name], namespace=namespace)
-    answer = dry_run(monitored_plane, bodies)
+    answer = dry_run(monitored_plane, None, bodies)
     assert answer.count("serverside-applied") == len(bodies)
 
 
@@ -76,4 +67,4 @@ def test_operator_and_test_pod_pass_the_restricted_standard(
 def test_a_namespace_that_is_not_there_is_named(plane: Plane, helm: Helm, namespace: str) -> None:
     values = {"scope": {"namespaces": ["missing"]}, "crds": {"install": False}}
     with pytest.raises(BuildError, match='namespaces "missing" not found'):
-        dry_run(plane, helm.template(values, namespace=namespace))
+        dry_run(plane, None, helm.template(values, namespace=namespace))

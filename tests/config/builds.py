@@ -43,11 +43,15 @@ def overlay(folder: Path, kustomization: dict[str, Any], files: dict[str, object
     return build(folder)
 
 
-def dry_run(plane: Plane, namespace: str, bodies: list[Object]) -> str:
-    """Have the API server check ``bodies`` as if they were applied; unknown fields are refused too."""
+def dry_run(plane: Plane, namespace: str | None, bodies: list[Object]) -> str:
+    """Have the API server check ``bodies`` as if they were applied; unknown fields are refused too.
+
+    ``namespace`` is that of objects that name none; ``None`` where each names its own.
+    """
     return kubectl(
         *("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"),
-        *("--kubeconfig", str(plane.kubeconfig()), "--namespace", namespace),
+        *("--kubeconfig", str(plane.kubeconfig())),
+        *(() if namespace is None else ("--namespace", namespace)),
         given=yaml.safe_dump_all(bodies),
     )
 

@@ -26,11 +26,6 @@ KIND_OF_CHART |= {"app.kubernetes.io/version", "helm.sh/chart"}
 """Labels that only Helm's objects have."""
 
 
-@pytest.fixture(scope="module")
-def helm(programs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    return Helm(programs["helm"], tmp_path_factory.mktemp("helm"))
-
-
 def by_name(bodies: list[Object]) -> dict[tuple[str, str], Object]:
     return {(body["kind"], body["metadata"]["name"]): body for body in bodies}
 
