@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 MODEL := .cache/models/SmolLM2-135M-Instruct
-CODE := $(wildcard tabletune profiler plugin operator tools tests benchmarks charts)
+CODE := $(wildcard tabletune profiler plugin operator tools tests benchmarks charts e2e)
 
 # Any Python may run the set-up; it looks for the right one itself.
 ANY_PYTHON = $(firstword $(shell command -v python3 $(PYTHON) python3.13 python3.12 python3.11))
@@ -47,6 +47,14 @@ serve: model ## Serve the demo's model with the plugin and its table: API on por
 	TABLETUNE_TABLE=demo/table.json TABLETUNE_MODE=adapt $(DEMO_MEMORY) $(BIN)/python -m vllm.entrypoints.openai.api_server \
 	  --model $(MODEL) $(DEMO_ARGUMENTS)
 
+.PHONY: demo-cluster
+demo-cluster: model ## Show the whole on a Kubernetes cluster that it starts on this machine (as root; needs Go)
+	$(BIN)/python -m e2e demo
+
+.PHONY: cluster-down
+cluster-down: setup ## End that cluster and leave nothing of it running
+	$(BIN)/python -m e2e down
+
 .PHONY: setup
 setup: $(READY) ## Make .venv with the pinned packages (demo and test do it themselves)
 
@@ -60,9 +68,13 @@ clean: ## Remove everything that these commands made, .venv and the model too
 
 ##@ Develop
 
+# Most of their time the tests on a control plane wait; each worker has a control plane of its own.
+PARALLEL = --numprocesses 3 --dist loadfile
+
 .PHONY: test
 test: lint check-lock test-core model controlplane ## Everything that CI runs: lint, pins, core alone, all tests (the engine's last)
-	$(BIN)/pytest
+	$(BIN)/pytest -m cluster $(PARALLEL)
+	$(BIN)/pytest -m "not cluster"
 
 .PHONY: test-fast
 test-fast: setup ## Run the tests that start neither an engine nor a control plane
@@ -74,11 +86,26 @@ controlplane: setup ## Build etcd and Kubernetes' control plane for the operator
 
 .PHONY: test-cluster
 test-cluster: controlplane ## Run the tests on a real etcd and kube-apiserver
-	$(BIN)/pytest -m cluster
+	$(BIN)/pytest -m cluster $(PARALLEL)
 
 .PHONY: test-engine
 test-engine: model ## Run the tests on the real engine
 	$(BIN)/pytest -m engine
+
+.PHONY: cluster-up
+cluster-up: model ## Bring up the end-to-end cluster with TableTune's images (as root; needs Go)
+	$(BIN)/python -m e2e up
+
+# e2e/ is a package of its own beside tests/, whose conftest forbids what a cluster needs.
+SCENARIOS = $(BIN)/pytest -s -p no:cacheprovider e2e/scenarios
+
+.PHONY: e2e
+e2e: cluster-up ## Run all scenarios on the end-to-end cluster, then leave it up; ARGUMENTS='-k quota' chooses
+	$(SCENARIOS) $(ARGUMENTS)
+
+.PHONY: e2e-ci
+e2e-ci: cluster-up ## Run the scenarios that CI runs, then end the cluster
+	$(SCENARIOS) -m ci; code=$$?; $(BIN)/python -m e2e down; exit $$code
 
 .PHONY: test-core
 test-core: setup ## Test core and plugin alone, as they are beside a user's own vLLM, on the newest Python

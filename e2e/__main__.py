@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from e2e import clusters, commands, settings
+from e2e import clusters, commands, demonstration, settings
 from e2e.images import building
 from e2e.local import daemons, packages, programs
 
@@ -34,6 +34,18 @@ def up() -> None:
     cluster.up()
     cluster.build()
     _tell("The cluster is up. `python -m e2e kubectl get nodes` speaks to it.")
+
+
+@app.command()
+def demo() -> None:
+    """Show the whole, from nothing to a table that servers follow and live traffic corrects."""
+    cluster = _cluster()
+    cluster.up()
+    cluster.build()
+    try:
+        demonstration.run(settings.read(), cluster)
+    except AssertionError as error:
+        sys.exit(str(error))
 
 
 @app.command()

@@ -10,11 +10,10 @@ import pytest
 
 from e2e import clusters, manifests, settings
 from e2e.clients import Client, Object
-from e2e.scenarios.stories import HOME, RELEASE, Story, is_ready
-from e2e.settings import REPOSITORY, Settings
+from e2e.scenarios.stories import Story, install, is_ready
+from e2e.settings import Settings
 
 MOST_RESTARTS = 2
-CHART = REPOSITORY / "charts" / "tabletune"
 SCENARIO_SECONDS = 1_800
 SERVER_SECONDS = 420.0
 """Time for two servers to start at once on two cores; a minute and a half where nothing else runs."""
@@ -76,11 +75,7 @@ def client(chosen: Settings, provider: clusters.Provider) -> Client:
 @pytest.fixture(scope="session")
 def release(client: Client) -> Client:
     """Install the chart as its users do; return the client."""
-    client.apply(manifests.namespace(HOME))
-    client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
-    # An image that was built anew has the same tag, and would not be taken.
-    client.kubectl("rollout", "restart", "deployment", "--namespace", HOME)
-    client.kubectl("rollout", "status", "deployment", "--namespace", HOME, "--timeout=2m")
+    install(client)
     return client
 
 

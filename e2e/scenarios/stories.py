@@ -12,14 +12,24 @@ from typing import Any
 
 from e2e import commands, manifests
 from e2e.clients import Client, Object
-from e2e.settings import Settings
+from e2e.settings import REPOSITORY, Settings
 
 HOME = "tabletune-system"
 RELEASE = "tabletune"
+CHART = REPOSITORY / "charts" / "tabletune"
 OPERATOR = "app.kubernetes.io/name=tabletune,app.kubernetes.io/component!=test"
 PROFILE_SECONDS = 480.0
 """Time for a profile on two cores that others use too; alone it takes a minute."""
 SETTLED = ("Ready", "Degraded", "Failed")
+
+
+def install(client: Client) -> None:
+    """Install the chart as its users do."""
+    client.apply(manifests.namespace(HOME))
+    client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+    # An image that was built anew has the same tag, and would not be taken.
+    client.kubectl("rollout", "restart", "deployment", "--namespace", HOME)
+    client.kubectl("rollout", "status", "deployment", "--namespace", HOME, "--timeout=2m")
 
 
 @dataclass

@@ -8,9 +8,9 @@ import pytest
 
 from e2e import clusters, manifests, settings
 from e2e.clients import Object
-from e2e.scenarios.conftest import CHART, Profiled
+from e2e.scenarios.conftest import Profiled
 from e2e.scenarios.loads import Load
-from e2e.scenarios.stories import HOME, OPERATOR, PROFILE_SECONDS, RELEASE, Story
+from e2e.scenarios.stories import CHART, HOME, OPERATOR, PROFILE_SECONDS, RELEASE, Story
 from e2e.settings import Settings
 
 WHERE = "faults"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.scenarios.conftest import CHART, Profiled
-from e2e.scenarios.stories import HOME, RELEASE, Story
+from e2e.scenarios.conftest import Profiled
+from e2e.scenarios.stories import CHART, HOME, RELEASE, Story
 from e2e.settings import REPOSITORY, VERSION
 
 EARLIER = REPOSITORY / "tests" / "charts" / "data" / "tabletune-0.0.1.tgz"
