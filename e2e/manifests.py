@@ -51,8 +51,10 @@ def surroundings(settings: Settings, name: str) -> list[Object]:
     return [namespace(name), prompts, *files]
 
 
-def draft_table(settings: Settings, name: str, where: str, pool: str) -> Object:
-    """Return a DraftTable that is profiled on a pool in a minute."""
+def draft_table(
+    settings: Settings, name: str, where: str, pool: str, lengths: Sequence[int] = LENGTHS
+) -> Object:
+    """Return a DraftTable that is profiled on a pool in a minute or two."""
     label = {"tabletune.dev/draft-table": name}
     return {
         "apiVersion": "tabletune.dev/v1alpha1",
@@ -60,7 +62,7 @@ def draft_table(settings: Settings, name: str, where: str, pool: str) -> Object:
         "metadata": {"name": name, "namespace": where},
         "spec": {
             "model": {"name": model(settings)},
-            "drafter": {"method": "ngram", "draftLengths": list(LENGTHS), "config": DRAFTER},
+            "drafter": {"method": "ngram", "draftLengths": list(lengths), "config": DRAFTER},
             "engine": {
                 "image": f"tabletune/profiler:{VERSION}",
                 "args": list(ENGINE_ARGUMENTS),
@@ -134,7 +136,8 @@ def _service(table: Object) -> Object:
 
 def _decode(settings: Settings, table: Object, replicas: int) -> Object:
     spec = table["spec"]
-    speculation = {"method": "ngram", **DRAFTER, "num_speculative_tokens": max(LENGTHS)}
+    longest = max(spec["drafter"]["draftLengths"])
+    speculation = {"method": "ngram", **DRAFTER, "num_speculative_tokens": longest}
     files = _files(settings)
     container = {
         "name": "modelserver",

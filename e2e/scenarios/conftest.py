@@ -10,13 +10,10 @@ import pytest
 
 from e2e import clusters, manifests, settings
 from e2e.clients import Client, Object
-from e2e.scenarios.stories import Story, install, is_ready
+from e2e.scenarios.stories import Story, install
 from e2e.settings import Settings
 
-MOST_RESTARTS = 2
 SCENARIO_SECONDS = 1_800
-SERVER_SECONDS = 420.0
-"""Time for two servers to start at once on two cores; a minute and a half where nothing else runs."""
 NAMESPACES = ("pool-one", "gitops", "faults")
 """Namespaces that scenarios make; what an earlier run left of them is removed first."""
 
@@ -131,22 +128,10 @@ def serving(
     chosen: Settings, release: Client, profiled: Profiled, tmp_path_factory: pytest.TempPathFactory
 ) -> Profiled:
     """Serve with that table: two replicas, by the component of config/llm-d, until the run ends."""
-    overlay = manifests.servers(chosen, profiled.table, tmp_path_factory.mktemp("servers"))
     story = Story(chosen, release, "serving", namespaces={profiled.where})
-    release.apply(*release.kustomize(overlay))
     try:
-        release.wait(
-            "two servers that follow the table", lambda: _follow(story, profiled.where), SERVER_SECONDS
-        )
+        story.serve(profiled.table, tmp_path_factory.mktemp("servers"))
     except AssertionError:
         story.say(f"Kept: {story.keep()}")
         raise
     return profiled
-
-
-def _follow(story: Story, where: str) -> bool:
-    pods = story.pods(where, "app=decode")
-    for pod in pods:
-        for container in pod["status"].get("containerStatuses") or ():
-            assert container["restartCount"] < MOST_RESTARTS, container
-    return len(pods) == 2 and all(map(is_ready, pods)) and all(story.generations(where).values())

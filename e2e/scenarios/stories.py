@@ -14,12 +14,16 @@ from e2e import commands, manifests
 from e2e.clients import Client, Object
 from e2e.settings import REPOSITORY, Settings
 
+CHART = REPOSITORY / "charts" / "tabletune"
 HOME = "tabletune-system"
 RELEASE = "tabletune"
 CHART = REPOSITORY / "charts" / "tabletune"
 OPERATOR = "app.kubernetes.io/name=tabletune,app.kubernetes.io/component!=test"
 PROFILE_SECONDS = 480.0
 """Time for a profile on two cores that others use too; alone it takes a minute."""
+SERVER_SECONDS = 420.0
+"""Time for two servers to start at once on two cores; a minute and a half where nothing else runs."""
+MOST_RESTARTS = 2
 SETTLED = ("Ready", "Degraded", "Failed")
 
 
@@ -151,6 +155,20 @@ class Story:
             name = pod["metadata"]["name"]
             found[name] = self.metrics(where, name).get("tabletune_table_generation", 0.0)
         return found
+
+    def serve(self, table: Object, overlay: Path) -> None:
+        """Serve with a table: two replicas, by the component of config/llm-d; wait until both follow it."""
+        where = table["metadata"]["namespace"]
+        manifests.servers(self.settings, table, overlay)
+        self.client.apply(*self.client.kustomize(overlay))
+        self.client.wait("two servers that follow the table", lambda: self._follow(where), SERVER_SECONDS)
+
+    def _follow(self, where: str) -> bool:
+        pods = self.pods(where, "app=decode")
+        for pod in pods:
+            for container in pod["status"].get("containerStatuses") or ():
+                assert container["restartCount"] < MOST_RESTARTS, container
+        return len(pods) == 2 and all(map(is_ready, pods)) and all(self.generations(where).values())
 
     # --- failures ------------------------------------------------------------------------------------
 
