@@ -51,6 +51,10 @@ serve: model ## Serve the demo's model with the plugin and its table: API on por
 demo-cluster: model ## Show the whole on a Kubernetes cluster that it starts on this machine (as root; needs Go)
 	$(BIN)/python -m e2e demo
 
+.PHONY: images
+images: setup ## Build the images of operator, profiler and plugin
+	$(BIN)/python -m e2e images
+
 .PHONY: cluster-down
 cluster-down: setup ## End that cluster and leave nothing of it running
 	$(BIN)/python -m e2e down
@@ -133,36 +137,6 @@ docs: setup ## Build the documentation as a site in site/; a broken link ends it
 .PHONY: benchmark
 benchmark: model ## Run the benchmarks; results go to benchmarks/results
 	@for script in benchmarks/*/measure.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
-
-##@ On a real cluster
-
-# As root on Debian, of its packages and Go programs; with E2E_CLUSTER=kind or existing on another (e2e/README.md).
-E2E = $(BIN)/python -m e2e
-
-.PHONY: demo-cluster
-demo-cluster: model ## From nothing to a served, corrected table on a real cluster of two nodes (root; a quarter of an hour)
-	$(E2E) up
-	$(E2E) demo
-
-.PHONY: images
-images: setup ## Build the images of operator, profiler and plugin
-	$(E2E) images
-
-.PHONY: cluster-up
-cluster-up: model ## Bring up a cluster of two nodes with TableTune's images
-	$(E2E) up
-
-.PHONY: cluster-down
-cluster-down: setup ## End it and leave nothing behind
-	$(E2E) down
-
-.PHONY: e2e
-e2e: cluster-up ## Run all end-to-end scenarios on it; `.venv/bin/python -m e2e run b` runs one
-	$(E2E) run
-
-.PHONY: e2e-ci
-e2e-ci: cluster-up ## Run those that CI runs, and end the cluster
-	$(E2E) run --quick; result=$$?; $(E2E) down && exit $$result
 
 ##@ Keep what is generated true
 

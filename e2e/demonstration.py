@@ -22,9 +22,9 @@ NAMESPACE, NAME = "demo", "smollm2"
 FOLDER = REPOSITORY / "demo" / "cluster"
 """Where the documents and their pictures lie afterwards."""
 COMMAND = Path(sys.executable).with_name("tabletune")
-SERVERS_SECONDS = 420.0
 CORRECTION_SECONDS = 300.0
 FOLLOW_SECONDS = 60.0
+WARM_UP_SECONDS = 300.0
 WARM_UP = 40
 """Answers after which the workload becomes another."""
 
@@ -58,15 +58,12 @@ def _tell(story: Story, chosen: Settings) -> None:
     _keep("profiled", profiled)
 
     story.say("3. Two servers with the component of config/llm-d follow it")
-    client.apply(*client.kustomize(manifests.servers(chosen, table, FOLDER / "servers")))
-    client.wait(
-        "two servers that follow the table", lambda: _followed(story, profiled["generation"]), SERVERS_SECONDS
-    )
+    story.serve(table, FOLDER / "servers")
 
     story.say("4. Requests whose text repeats itself, as in the profile; then others at random")
     copying, sampling = (Load(story, NAMESPACE, workload) for workload in ("copying", "sampling"))
     copying.start()
-    client.wait(f"{WARM_UP} answers", lambda: copying.seen().get("answered", 0) >= WARM_UP, SERVERS_SECONDS)
+    client.wait(f"{WARM_UP} answers", lambda: copying.seen().get("answered", 0) >= WARM_UP, WARM_UP_SECONDS)
     sampling.start()
     copying.stop()
     generation = client.wait("a corrected table", lambda: _newer(story, profiled), CORRECTION_SECONDS)

@@ -51,9 +51,7 @@ def surroundings(settings: Settings, name: str) -> list[Object]:
     return [namespace(name), prompts, *files]
 
 
-def draft_table(
-    settings: Settings, name: str, where: str, pool: str, lengths: Sequence[int] = LENGTHS
-) -> Object:
+def draft_table(settings: Settings, name: str, where: str, pool: str) -> Object:
     """Return a DraftTable that is profiled on a pool in a minute or two."""
     label = {"tabletune.dev/draft-table": name}
     return {
@@ -62,7 +60,7 @@ def draft_table(
         "metadata": {"name": name, "namespace": where},
         "spec": {
             "model": {"name": model(settings)},
-            "drafter": {"method": "ngram", "draftLengths": list(lengths), "config": DRAFTER},
+            "drafter": {"method": "ngram", "draftLengths": list(LENGTHS), "config": DRAFTER},
             "engine": {
                 "image": f"tabletune/profiler:{VERSION}",
                 "args": list(ENGINE_ARGUMENTS),

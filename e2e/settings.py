@@ -41,8 +41,6 @@ class Settings:
     """Folder of everything that a cluster leaves between two commands."""
     engine: str = "cpu"
     """cpu: .venv's vLLM and the bundled model, mounted; image: what the profiler image holds."""
-    keep: bool = False
-    """Whether a scenario leaves its namespaces behind, to look at."""
     seconds: float = 1.0
     """Factor on every time limit of the scenarios, for a slow machine."""
 
@@ -80,8 +78,6 @@ def _parse(name: str, text: str) -> object:
         if text not in choices[name]:
             raise SettingsError(f"{variable} is {text!r}, and must be one of {', '.join(choices[name])}.")
         return text
-    if name == "keep":
-        return text not in ("0", "no", "false")
     if name == "seconds":
         if not re.fullmatch(r"\d+(\.\d+)?", text) or not float(text):
             raise SettingsError(f"{variable} is {text!r}, and must be a number above 0.")

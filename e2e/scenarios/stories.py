@@ -14,7 +14,6 @@ from e2e import commands, manifests
 from e2e.clients import Client, Object
 from e2e.settings import REPOSITORY, Settings
 
-CHART = REPOSITORY / "charts" / "tabletune"
 HOME = "tabletune-system"
 RELEASE = "tabletune"
 CHART = REPOSITORY / "charts" / "tabletune"
