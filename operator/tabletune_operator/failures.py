@@ -86,14 +86,14 @@ def _diagnose(job: Job, newest: Sequence[Pod], creation_failures: Sequence[str])
     """Return the diagnosis, its message however long; ``newest`` are the pods, the newest last."""
     if job.failure_reason:
         return _failed(job, newest)
+    done = [pod for pod in newest if pod.ended is not None and pod.ended.exit_code == 0]
+    if done:
+        # For a second or two, until the pod and then the Job are complete.
+        told = f"Pod {done[-1].name} has measured; its report is about to be put in force."
+        return Diagnosis(reasons.PROFILE_RUNNING, told, running=True)
     current = [pod for pod in newest if pod.phase in ("Pending", "Running") and not pod.deleting]
     if current:
         return _current(current[-1], newest)
-    done = [pod for pod in newest if pod.phase == "Succeeded"]
-    if done:
-        # For a second or two, until the Job is complete.
-        told = f"Pod {done[-1].name} has measured; its report is about to be put in force."
-        return Diagnosis(reasons.PROFILE_RUNNING, told, running=True)
     if job.suspended:
         return Diagnosis(
             reasons.PROFILE_QUEUED, f"Job {job.name} is suspended until its queue admits it (Kueue)."

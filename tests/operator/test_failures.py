@@ -51,8 +51,11 @@ def test_each_end_has_its_reason(last: Pod, reason: str, words: str) -> None:
     assert found.message.endswith(" Once more.")
 
 
-def test_a_pod_that_has_measured_is_not_started_again_while_its_job_completes() -> None:
-    found = failures.diagnose(job(active=0), [pod(phase="Succeeded")])
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_a_pod_that_has_measured_is_not_started_again_while_its_job_completes(phase: str) -> None:
+    state = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    last = pod(phase=phase, containerStatuses=[{"name": "profile", "state": state}])
+    found = failures.diagnose(job(active=1), [last])
     assert (found.reason, found.running, found.failed) == ("ProfileRunning", True, False)
     assert "Pod pod has measured" in found.message
 
