@@ -43,6 +43,28 @@ def test_a_report_whose_news_is_late_is_read_before_another_job_is_made() -> Non
     assert found.in_force == 1
 
 
+def test_a_report_that_is_not_seen_yet_keeps_a_job_from_being_made() -> None:
+    seen = table()
+    name = job_name(seen)
+    hidden = Report(name, "u", complete=True)
+    fetched: dict[Need, Any] = {Need("served", "qwen"): None, Need("entry", name): hidden}
+    assert planning.plan(Observed(seen), fetched, {}, NOW).needs == (Need("report", name),)
+    fetched[Need("report", name)] = objects.example()
+    assert planning.plan(Observed(seen), fetched, {}, NOW).in_force == 1
+
+
+def test_another_draft_table_s_report_does_not_count() -> None:
+    seen = table()
+    name = job_name(seen)
+    fetched: dict[Need, Any] = {
+        Need("served", "qwen"): None,
+        Need("entry", name): Report(name, "another", complete=True),
+        Need("entry", "qwen-g1"): None,
+    }
+    found = planning.plan(Observed(seen), fetched, {}, NOW)
+    assert [action.body["kind"] for action in found.actions if isinstance(action, Create)] == ["Job"]
+
+
 def test_a_report_that_is_empty_does_not_keep_a_job_from_being_made() -> None:
     seen = table()
     name = job_name(seen)
@@ -59,13 +81,21 @@ def test_a_report_that_is_empty_does_not_keep_a_job_from_being_made() -> None:
 def test_a_generation_that_is_not_seen_yet_keeps_a_job_from_being_made() -> None:
     seen = table()
     hidden = Entry("qwen-g1", "u", 1, "profile", "", "", None, "", "")
-    fetched: dict[Need, Any] = {Need("served", "qwen"): None, Need("entry", "qwen-g1"): hidden}
+    fetched: dict[Need, Any] = {
+        Need("served", "qwen"): None,
+        Need("entry", job_name(seen)): None,
+        Need("entry", "qwen-g1"): hidden,
+    }
     found = planning.plan(Observed(seen), fetched, {}, NOW)
     assert (found.actions, found.again_seconds) == ((), profiling.STALE_SECONDS)
 
 
 def test_the_same_cluster_makes_the_same_plan() -> None:
-    fetched: dict[Need, Any] = {Need("served", "qwen"): None, Need("entry", "qwen-g1"): None}
+    fetched: dict[Need, Any] = {
+        Need("served", "qwen"): None,
+        Need("entry", job_name(table())): None,
+        Need("entry", "qwen-g1"): None,
+    }
     plans = [planning.plan(Observed(table()), fetched, {}, NOW) for _ in range(2)]
     assert plans[0] == plans[1]
 
