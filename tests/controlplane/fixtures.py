@@ -45,6 +45,9 @@ def namespace(api: Api) -> Iterator[str]:
     name = f"test-{next(_numbers)}"
     make_namespace(api, name)
     yield name
+    # One that outlives its test is looked at by the next test's operator, in a namespace that ends.
+    for table in api.list("DraftTable", name):
+        api.delete("DraftTable", name, table["metadata"]["name"])
     api.delete("Namespace", "", name)
 
 
