@@ -123,8 +123,8 @@ def _await_job(look: Look, name: str, digest: str) -> None:
     job = next((job for job in look.jobs if job.name == name), None)
     report = next((report for report in look.reports if report.name == name), None)
     if job is None and report is None:
-        # It may be there without the news of it, and its Job gone. Read before an entry is: whoever puts it in
-        # force makes the entry first and deletes the report then.
+        # It may be there without the news of it, and its Job gone. Read before an entry is: whoever puts it
+        # in force makes the entry first and deletes the report then.
         there = look.fetch(Need("entry", name))
         report = there if isinstance(there, Report) and there.owner == look.owner.uid else None
     story.profile["job"] = name
