@@ -108,7 +108,7 @@ e2e: cluster-up ## Run all scenarios on the end-to-end cluster, then leave it up
 	$(SCENARIOS) $(ARGUMENTS)
 
 .PHONY: e2e-ci
-e2e-ci: cluster-up ## Run the scenarios that CI runs, then end the cluster
+e2e-ci: cluster-up ## Run the quick scenarios, then end the cluster
 	$(SCENARIOS) -m ci; code=$$?; $(BIN)/python -m e2e down; exit $$code
 
 .PHONY: test-core
