@@ -30,12 +30,21 @@ def control(spec: Spec) -> Control:
         half_life=float(serving.half_life_seconds),
         hysteresis=serving.hysteresis,
         min_drafts=serving.min_drafts,
-        allowed_lengths=tuple(sorted(table.allowed_lengths)),
+        allowed_lengths=tuple(sorted(table.allowed_lengths or _asked_for(spec))),
         pinned=tuple(pinned),
         tie_tolerance=table.tie_tolerance,
         narrow_range=table.narrow_range,
         merge_tolerance=table.merge_tolerance,
     )
+
+
+def _asked_for(spec: Spec) -> tuple[int, ...]:
+    """Return the lengths of a drafter that is not to be turned off; empty: all that were timed.
+
+    A profile always times length 0 too, for the comparison.
+    """
+    lengths = spec.drafter.draft_lengths
+    return () if 0 in lengths else lengths
 
 
 def serve(look: Look) -> None:
