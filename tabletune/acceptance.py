@@ -127,6 +127,10 @@ class Evidence:
         return self.standard_error / self.expected_tokens
 
 
+_FADED = 1e-9
+"""Drafts below which there are none: counts that fade never reach 0, and their inverse overflows."""
+
+
 def evidence(
     drafted: Sequence[float],
     accepted: Sequence[float],
@@ -154,7 +158,7 @@ def evidence(
     if draft_length == 0:
         return Evidence(True, expected, 0.0, precision, math.floor(drafts), 0)
     tried = np.asarray(drafted[:draft_length], dtype=np.float64)
-    if np.min(tried) == 0:
+    if np.min(tried) < _FADED:
         needed = math.ceil((draft_length / 2 / precision) ** 2)
         return Evidence(False, expected, draft_length / 2, precision, math.floor(drafts), needed)
     smoothed = np.minimum.accumulate((np.asarray(rates[:draft_length]) * tried + 1) / (tried + 2))

@@ -144,3 +144,11 @@ def test_without_any_draft_the_need_is_that_of_the_worst_case() -> None:
 def test_speculation_off_needs_no_draft() -> None:
     found = acceptance.evidence([], [], 0.0, 0)
     assert (found.enough, found.expected_tokens, found.needed) == (True, 1.0, 0)
+
+
+@pytest.mark.parametrize("drafts", [5e-324, 1.7e-320, 1e-300, 1e-10])
+def test_counts_that_have_faded_away_are_none(drafts: float) -> None:
+    faded = acceptance.evidence((drafts,), (drafts / 2,), 0.9, 1)
+    none = acceptance.evidence((0,), (0,), 0.9, 1)
+    assert not faded.enough
+    assert (faded.standard_error, faded.needed) == (none.standard_error, none.needed)
