@@ -118,6 +118,9 @@ class Node:
     def forget(self) -> None:
         """Remove all that it keeps but its images."""
         kept = self.folder / "containerd"
+        # A shim that was killed leaves its socket, which lies where containerd's code says.
+        for address in kept.glob("state/io.containerd.runtime.v2.task/*/*/address"):
+            Path(address.read_text().strip().removeprefix("unix://")).unlink(missing_ok=True)
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path != kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
