@@ -150,8 +150,6 @@ class Operator:
         """Wait for the turn and work until it is lost, which raises :class:`LostError` in a group."""
         if self._settings.lease:
             await self._leader.acquire()
-        else:
-            metrics.LEADING.set(1)
         metrics.LEADING.set(1)
         for table in self._cache.tables():
             self._queue.add(table.key)
