@@ -76,7 +76,7 @@ clean: ## Remove everything that these commands made, .venv and the model too
 PARALLEL = --numprocesses 3 --dist loadfile
 
 .PHONY: test
-test: lint check-lock test-core model controlplane ## Everything that CI runs: lint, pins, core alone, all tests (the engine's last)
+test: lint check-lock test-core model controlplane ## What CI runs but the scenarios: lint, pins, core alone, all tests (the engine's last)
 	$(BIN)/pytest -m cluster $(PARALLEL)
 	$(BIN)/pytest -m "not cluster"
 
@@ -100,16 +100,13 @@ test-engine: model ## Run the tests on the real engine
 cluster-up: model ## Bring up the end-to-end cluster with TableTune's images (as root; needs Go)
 	$(BIN)/python -m e2e up
 
-# e2e/ is a package of its own beside tests/, whose conftest forbids what a cluster needs.
-SCENARIOS = $(BIN)/pytest -s -p no:cacheprovider e2e/scenarios
-
 .PHONY: e2e
 e2e: cluster-up ## Run all scenarios on the end-to-end cluster, then leave it up; ARGUMENTS='-k quota' chooses
-	$(SCENARIOS) $(ARGUMENTS)
+	$(BIN)/python -m e2e run $(ARGUMENTS)
 
 .PHONY: e2e-ci
-e2e-ci: cluster-up ## Run the quick scenarios, then end the cluster
-	$(SCENARIOS) -m ci; code=$$?; $(BIN)/python -m e2e down; exit $$code
+e2e-ci: model ## Run the quick scenarios as CI does, on a cluster that is ended before and after
+	$(BIN)/python -m e2e ci
 
 .PHONY: test-core
 test-core: setup ## Test core and plugin alone, as they are beside a user's own vLLM, on the newest Python

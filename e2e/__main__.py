@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 from e2e import clusters, commands, demonstration, settings
-from e2e.images import building
-from e2e.local import daemons, packages, programs
+from e2e.images import bases, building
+from e2e.local import daemons, machines, programs
 
-ORDER = "abdce"
-"""Scenarios, the ones that need least first."""
+SCENARIOS = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "e2e/scenarios"]
+"""What runs them. `e2e` is a package beside `tests`, whose conftest forbids what a cluster needs."""
+UNFIT = 3
+"""Exit code where this machine cannot host a cluster or get what one needs: no fault of what is tested."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 _ANY = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -64,40 +68,48 @@ def status() -> None:
 
 @app.command()
 def possible() -> None:
-    """Say why this machine cannot run a cluster of its own; ends with 1 where it cannot."""
-    reason = packages.why_not()
+    """Say why this machine cannot host a cluster; ends with 3 where it cannot."""
+    reason = machines.why_not(settings.read())
     typer.echo(reason or "possible")
-    raise typer.Exit(1 if reason else 0)
+    raise typer.Exit(UNFIT if reason else 0)
+
+
+@app.command()
+def prepare() -> None:
+    """Get what a cluster needs of this machine, Debian's packages; ends with 3 where that cannot be."""
+    chosen = settings.read()
+    machines.prepare(chosen)
+    bases.system(chosen, _tell)
 
 
 @app.command()
 def images() -> None:
     """Build the images alone."""
-    for archive in building.build(settings.read(), _tell):
+    chosen = settings.read()
+    machines.prepare(chosen)
+    for archive in building.build(chosen, _tell):
         typer.echo(archive)
 
 
 @app.command()
-def run(
-    scenarios: Annotated[
-        list[str] | None, typer.Argument(help="Letters of scenarios, in order. Unset: all.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only what CI runs.")] = False,
-) -> None:
-    """Run the scenarios on the cluster that is up."""
-    folder = settings.REPOSITORY / "e2e" / "scenarios"
-    files = []
-    for letter in scenarios or ORDER:
-        found = sorted(folder.glob(f"test_{letter}_*.py"))
-        if not found:
-            raise typer.BadParameter(
-                f"There is no scenario {letter!r}; there are {', '.join(sorted(ORDER))}."
-            )
-        files += [str(path) for path in found]
-    chosen = ["-m", "ci"] if quick else []
-    command = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", *chosen, *files]
+def ci() -> None:
+    """Run the quick scenarios on a cluster of their own: nothing of one is left before it, nor after it."""
+    cluster = _cluster()
+    cluster.down()
+    try:
+        cluster.up()
+        cluster.build()
+        code = subprocess.run([*SCENARIOS, "-m", "ci"], cwd=settings.REPOSITORY, check=False).returncode
+    finally:
+        cluster.down()
+    raise typer.Exit(code)
+
+
+@app.command(context_settings=_ANY)
+def run(context: typer.Context) -> None:
+    """Run the scenarios on the cluster that is up; pytest gets what follows, as `-k quota`."""
     os.chdir(settings.REPOSITORY)
-    os.execv(command[0], command)  # noqa: S606
+    os.execv(sys.executable, [*SCENARIOS, *context.args])  # noqa: S606
 
 
 @app.command()
@@ -126,16 +138,20 @@ def _become(name: str, *arguments: str) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line; failures are told without a traceback."""
+    """Run the command line; failures are told without a traceback, and a signal lets it clean up."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
         app()
-    except (
-        commands.CommandError,
-        daemons.DaemonError,
-        packages.MachineError,
-        settings.SettingsError,
-    ) as error:
+    except machines.MachineError as error:
+        typer.echo(error)
+        sys.exit(UNFIT)
+    except (commands.CommandError, daemons.DaemonError, settings.SettingsError) as error:
         sys.exit(str(error))
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,17 @@ class Client:
         self._settings, self._provider = settings, provider
         self._programs = programs.build(*programs.CLIENTS)
 
-    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 120.0) -> str:
+    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 300.0) -> str:
         """Run kubectl; raises :class:`commands.CommandError` with its words."""
         return commands.run([*self._command("kubectl"), *arguments], input=input, timeout=timeout)
 
     def helm(self, *arguments: str, timeout: float = 300.0) -> str:
         """Run Helm; raises :class:`commands.CommandError` with its words."""
-        return commands.run([*self._command("helm"), *arguments], timeout=timeout)
+        return commands.run([*self._command("helm"), *arguments], timeout=timeout * self._settings.seconds)
+
+    def limit(self, seconds: float) -> str:
+        """Return the option of kubectl and Helm for a time limit, by the machine's factor."""
+        return f"--timeout={seconds * self._settings.seconds:.0f}s"
 
     def apply(self, *objects: Object) -> None:
         """Apply objects, as GitOps does: on the server, and ours is what counts."""

@@ -37,7 +37,7 @@ def run(chosen: Settings, provider: clusters.Provider) -> None:
     try:
         _tell(story, chosen)
     except AssertionError:
-        story.say(f"What explains it: {story.keep()}")
+        story.explain()
         raise
 
 
@@ -83,7 +83,7 @@ def _newer(story: Story, profiled: dict[str, Any]) -> int:
 
 def _followed(story: Story, generation: int) -> bool:
     followed = story.generations(NAMESPACE).values()
-    return len(followed) == 2 and set(followed) == {float(generation)}
+    return len(followed) == 2 and min(followed) >= generation
 
 
 def _keep(name: str, document: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from e2e import commands, engines
 from e2e.images.buildah import Buildah
+from e2e.local.machines import MachineError
 from e2e.settings import REPOSITORY, Settings
 
 SUITE = "bookworm"
@@ -62,16 +63,25 @@ def ensure(settings: Settings, tell: Callable[[str], None]) -> None:
     wanted = {argument: image for argument, image in names().items() if not buildah.identity(image)}
     if not wanted:
         return
-    root = settings.state / "images" / "root"
+    root = system(settings, tell)
     work = settings.state / "images" / "work"
-    if not (root / "complete").exists():
-        tell("A Debian system for the base images (debootstrap)")
-        _bootstrap(root)
     for argument, image in wanted.items():
         tell(f"Base image {image}")
         shutil.rmtree(work, ignore_errors=True)
         makers[argument](buildah, image, root, work)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def system(settings: Settings, tell: Callable[[str], None]) -> Path:
+    """Return the folder of a Debian system, made where it is missing; raises :class:`MachineError`."""
+    root = settings.state / "images" / "root"
+    if not (root / "complete").exists():
+        tell("A Debian system for the base images (debootstrap; a minute)")
+        try:
+            _bootstrap(root)
+        except commands.CommandError as error:
+            raise MachineError(f"Debian's packages could not be fetched. {error}") from error
+    return root
 
 
 def _bootstrap(root: Path) -> None:
@@ -88,6 +98,8 @@ def _bootstrap(root: Path) -> None:
 def _mirror() -> str:
     """Return the first mirror of the machine's own package sources."""
     listed = commands.run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"])
+    if not listed.strip():
+        raise commands.CommandError("apt-get knows no package sources: its sources.list is empty.")
     return listed.split()[0]
 
 

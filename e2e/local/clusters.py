@@ -12,7 +12,7 @@ from functools import cached_property
 
 from e2e import engines, settings
 from e2e.images import building, pausing
-from e2e.local import cgroups, mounts, networks, packages, programs
+from e2e.local import cgroups, machines, mounts, networks, programs
 from e2e.local.controlplane import ControlPlane
 from e2e.local.daemons import Daemon
 from e2e.local.nodes import PAUSE_IMAGE, Node
@@ -29,7 +29,7 @@ class LocalCluster:
 
     def up(self) -> None:
         """Start what does not run."""
-        packages.ensure()
+        machines.prepare(self._settings)
         self._tell("Programs of Kubernetes (built in minutes, the first time)")
         self._plane.programs.update(programs.build(*programs.NAMES, *programs.CLIENTS))
         if not any(daemon.process for daemon in self._daemons()):

@@ -18,6 +18,8 @@ from pathlib import Path
 from e2e.local import cgroups, networks
 
 PAUSE_SECONDS = 0.1
+START_SECONDS = 240.0
+"""Time for a program to be ready, some seconds as a rule. One that ends is told at once, whatever this is."""
 STOP_SECONDS = 15.0
 
 
@@ -52,7 +54,7 @@ class Daemon:
         self,
         command: Sequence[str | Path],
         ready: Callable[[], bool],
-        seconds: float = 60.0,
+        seconds: float = START_SECONDS,
         env: Mapping[str, str] | None = None,
     ) -> None:
         """Start ``command`` unless it runs, and wait until it is ready; raises :class:`DaemonError`."""

@@ -93,7 +93,6 @@ class Node:
                 f"--cert-dir={self.folder / 'certificates'}",
             ],
             self._node_is_ready,
-            seconds=90.0,
         )
         self._add_gpu()
 

@@ -14,6 +14,7 @@ from e2e.scenarios.stories import Story, install
 from e2e.settings import Settings
 
 SCENARIO_SECONDS = 1_800
+"""Time limit of one that hangs; what it waits for has limits of its own."""
 NAMESPACES = ("pool-one", "gitops", "faults")
 """Namespaces that scenarios make; what an earlier run left of them is removed first."""
 
@@ -29,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.e2e)
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SCENARIO_SECONDS))
+            item.add_marker(pytest.mark.timeout(SCENARIO_SECONDS * settings.read().seconds))
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -84,7 +85,7 @@ def story(request: pytest.FixtureRequest, chosen: Settings, release: Client) -> 
     yield story
     if request.node.stash.get(FAILED, False):
         with contextlib.suppress(Exception):
-            story.say(f"Kept: {story.keep()}")
+            story.explain()
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def profiled(chosen: Settings, release: Client) -> Profiled:
     try:
         phases = story.follow(where, name, 1)
     except AssertionError:
-        story.say(f"Kept: {story.keep()}")
+        story.explain()
         raise
     pods = client.objects("pods", where, f"tabletune.dev/draft-table={name}")
     return Profiled(table, tuple(phases), frozenset(pod["spec"].get("nodeName", "") for pod in pods))
@@ -132,6 +133,6 @@ def serving(
     try:
         story.serve(profiled.table, tmp_path_factory.mktemp("servers"))
     except AssertionError:
-        story.say(f"Kept: {story.keep()}")
+        story.explain()
         raise
     return profiled

@@ -22,17 +22,22 @@ PROFILE_SECONDS = 480.0
 """Time for a profile on two cores that others use too; alone it takes a minute."""
 SERVER_SECONDS = 420.0
 """Time for two servers to start at once on two cores; a minute and a half where nothing else runs."""
+INSTALL_SECONDS = 120.0
 MOST_RESTARTS = 2
+SHOWN_LINES = 25
+STEPS = ("start", "acceptance", "sweep", "repeat", "mixed")
+"""Steps of a profile, in order, as the status tells its progress."""
 SETTLED = ("Ready", "Degraded", "Failed")
 
 
 def install(client: Client) -> None:
     """Install the chart as its users do."""
     client.apply(manifests.namespace(HOME))
-    client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+    limit = client.limit(INSTALL_SECONDS)
+    client.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", HOME, "--wait", limit)
     # An image that was built anew has the same tag, and would not be taken.
     client.kubectl("rollout", "restart", "deployment", "--namespace", HOME)
-    client.kubectl("rollout", "status", "deployment", "--namespace", HOME, "--timeout=2m")
+    client.kubectl("rollout", "status", "deployment", "--namespace", HOME, limit)
 
 
 @dataclass
@@ -187,6 +192,21 @@ class Story:
                     options = ("--namespace", where, "--all-containers", "--prefix", "--tail=2000")
                     self._write(folder / f"{where}-{name}.log", "logs", name, *options)
         return folder
+
+    def explain(self) -> None:
+        """Say what explains a failure, for who sees no more than this output, and keep the whole."""
+        for where in sorted(self.namespaces):
+            for arguments in (
+                ("get", "drafttables,jobs,pods", "--namespace", where, "--output=wide"),
+                ("events", "--namespace", where),
+            ):
+                with suppress(commands.CommandError):
+                    shown = self.client.kubectl(*arguments).splitlines()
+                    self.say("\n".join([f"$ kubectl {' '.join(arguments)}", *shown[-SHOWN_LINES:]]))
+        with suppress(commands.CommandError):
+            log = self.client.kubectl("logs", f"--selector={OPERATOR}", "--namespace", HOME, "--tail=-1")
+            self.say("\n".join(["The operator's last words:", *log.splitlines()[-SHOWN_LINES:]]))
+        self.say(f"Kept: {self.keep()}")
 
     def _write(self, path: Path, *arguments: str) -> None:
         try:

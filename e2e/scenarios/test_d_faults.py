@@ -10,13 +10,20 @@ from e2e import clusters, manifests, settings
 from e2e.clients import Object
 from e2e.scenarios.conftest import Profiled
 from e2e.scenarios.loads import Load
-from e2e.scenarios.stories import CHART, HOME, OPERATOR, PROFILE_SECONDS, RELEASE, Story
+from e2e.scenarios.stories import (
+    CHART,
+    HOME,
+    INSTALL_SECONDS,
+    OPERATOR,
+    PROFILE_SECONDS,
+    RELEASE,
+    STEPS,
+    Story,
+)
 from e2e.settings import Settings
 
 WHERE = "faults"
 AWAY_SECONDS = 10.0
-STEPS = ("start", "acceptance", "sweep", "repeat", "mixed")
-"""Steps of a profile, in order."""
 LOST_SECONDS = 120.0
 
 
@@ -93,6 +100,12 @@ def test_quota_is_told_and_lifted(story: Story, table: Object) -> None:
         "spec": {"hard": {"pods": "0"}},
     }
     story.client.apply(quota)
+    # Until it is counted, admission may not know of it, and let the pod in.
+    story.client.wait(
+        "the quota to be counted",
+        lambda: story.client.get("resourcequota", WHERE, "none").get("status", {}).get("hard"),
+        60,
+    )
     story.client.apply(table)
     story.reason(WHERE, name, "Profiled", "QuotaExceeded", 60)
     story.client.delete("resourcequota", WHERE, "none")
@@ -193,7 +206,8 @@ def test_release_is_uninstalled_while_serving(story: Story, serving: Profiled) -
     story.client.wait("20 answers", lambda: load.seen()["answered"] > answered + 20, 120)
     assert set(story.generations(where).values()) == {float(document["generation"])}
     story.say("uninstalled: served on with the last table")
-    story.client.helm("install", RELEASE, str(CHART), "--namespace", HOME, "--wait", "--timeout=2m")
+    limit = story.client.limit(INSTALL_SECONDS)
+    story.client.helm("install", RELEASE, str(CHART), "--namespace", HOME, "--wait", limit)
     story.reason(where, name, "Serving", "PodsUpToDate", 120)
     assert load.stop()["failed"] == 0
     assert story.document(where, name)["profile"] == document["profile"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.scenarios.conftest import Profiled
-from e2e.scenarios.stories import CHART, HOME, RELEASE, Story
+from e2e.scenarios.stories import CHART, HOME, INSTALL_SECONDS, RELEASE, Story
 from e2e.settings import REPOSITORY, VERSION
 
 EARLIER = REPOSITORY / "tests" / "charts" / "data" / "tabletune-0.0.1.tgz"
@@ -24,7 +24,8 @@ def test_upgrade_keeps_tables(story: Story, profiled: Profiled) -> None:
         return bool(story.status(where, name).get("phase") in ("Ready", "Degraded"))
 
     story.client.helm("uninstall", RELEASE, "--namespace", HOME, "--wait")
-    options = ["--namespace", HOME, "--wait", "--timeout=2m"]
+    limit = story.client.limit(INSTALL_SECONDS)
+    options = ["--namespace", HOME, "--wait", limit]
     story.client.helm("install", RELEASE, str(EARLIER), "--set", f"image.tag={VERSION}", *options)
     assert "refreshPods" not in _serving_fields(story)
     story.client.wait("the table to be ready", is_ready, 60)
@@ -35,7 +36,7 @@ def test_upgrade_keeps_tables(story: Story, profiled: Profiled) -> None:
     story.say(f"this chart: {story.client.helm('list', '--namespace', HOME)}")
     assert story.document(where, name) == document
     assert [job["metadata"]["uid"] for job in story.jobs(where, name)] == jobs
-    story.say(story.client.helm("test", RELEASE, "--namespace", HOME, "--timeout=2m"))
+    story.say(story.client.helm("test", RELEASE, "--namespace", HOME, limit))
 
 
 def _serving_fields(story: Story) -> set[str]:
