@@ -14,6 +14,10 @@ from tabletune_operator.actions import Merge
 from tabletune_operator.conditions import FALSE, TRUE, UNKNOWN, Said
 from tabletune_operator.looks import BY_GUARD, Look
 
+REFRESH_SECONDS = 120
+"""Time that a kubelet may take to bring a ConfigMap to its pods: it looks at a pod once a minute, and what it
+looks into may be a minute old."""
+
 
 def judge(look: Look) -> None:
     """Say what was seen of the serving pods, and what of it needs a person."""
@@ -35,7 +39,7 @@ def judge(look: Look) -> None:
         _keep_serving(look)
         return
     story.seen = seen
-    story.serving = _serving(seen)
+    story.serving = _serving(look, seen)
     if seen.conflicts:
         told = f"DraftTable {', '.join(seen.conflicts[:5])}, which is older, selects the same pods."
         told = reasons.advise(reasons.PODS_CONFLICT, told)
@@ -67,7 +71,7 @@ def _drift(look: Look, seen: live.Seen) -> None:
         look.actions.append(Merge(names.KIND, look.seen.table.name, patch))
 
 
-def _serving(seen: live.Seen) -> Said:
+def _serving(look: Look, seen: live.Seen) -> Said:
     if not seen.pods:
         return Said(FALSE, reasons.NO_PODS, "No ready pod matches spec.serving.selector.")
     named = "; ".join(f"{pod.get('name')}: {pod.get('message')}" for pod in seen.attention[:3])
@@ -82,5 +86,28 @@ def _serving(seen: live.Seen) -> Said:
         )
     if seen.up_to_date < seen.pods:
         told = f"{seen.pods - seen.up_to_date} of {seen.pods} pods follow another generation: {named}"
+        if _may_be_refreshing(look, seen):
+            return Said(UNKNOWN, reasons.PODS_REFRESHING, told)
         return Said(FALSE, reasons.PODS_BEHIND, reasons.advise(reasons.PODS_BEHIND, told))
     return Said(TRUE, reasons.PODS_UP_TO_DATE, f"{seen.pods} ready pods follow generation {seen.generation}.")
+
+
+def _may_be_refreshing(look: Look, seen: live.Seen) -> bool:
+    """Whether pods are behind for no longer than kubelets take: after each generation all are, for seconds.
+
+    Since when is read from the cluster, so that a restart loses nothing: from the newest generation, and from
+    the condition, which turned Unknown when pods were first seen behind. Until when is the time of the last
+    look at the pods, since nothing is known of them afterwards. What was told as behind stays that until the
+    pods are up to date.
+    """
+    last = look.last(Condition.SERVING)
+    if last.get("reason") == reasons.PODS_BEHIND:
+        return False
+    if last.get("reason") != reasons.PODS_REFRESHING:
+        return True
+    looked = times.parse(seen.last_seen)
+    began = [times.parse(str(last.get("lastTransitionTime")))]
+    if look.newest is not None:
+        began.append(times.parse(look.newest.created))
+    known = [moment for moment in began if moment is not None]
+    return not (looked and known) or (looked - max(known)).total_seconds() < REFRESH_SECONDS

@@ -29,6 +29,7 @@ SILENT = frozenset(
         reasons.NO_PODS,
         reasons.OBSERVING_OFF,
         reasons.PAUSED,
+        reasons.PODS_REFRESHING,
         reasons.PROFILE_STARTING,
         reasons.PROFILE_NEEDS_ATTENTION,
     }

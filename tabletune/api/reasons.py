@@ -206,11 +206,17 @@ PROFILE_FAILED = _reason(
 
 # Serving
 PODS_UP_TO_DATE = _reason("PodsUpToDate", _SERVING, "Every ready pod follows the generation in force.")
+PODS_REFRESHING = _reason(
+    "PodsRefreshing",
+    _SERVING,
+    "Some ready pods follow another generation, for no longer than a kubelet may take to bring this one.",
+)
 PODS_BEHIND = _reason(
     "PodsBehind",
     _SERVING,
-    "Some ready pods follow another generation.",
-    "Wait a minute for the kubelets. Then check that the ConfigMap is mounted, and not by subPath.",
+    "Some ready pods follow another generation, longer than a kubelet takes to bring this one.",
+    "Check that the ConfigMap is mounted, and not by subPath.",
+    warning=True,
 )
 PODS_UNREACHABLE = _reason(
     "PodsUnreachable",

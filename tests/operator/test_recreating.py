@@ -91,7 +91,7 @@ def test_pods_that_follow_a_higher_number_get_a_higher_one(
         page.generation = 8
         found = status_until(api, namespace, lambda status: status.get("serving", {}).get("upToDate") == 1)
         # What no generation can be is not believed, and nothing goes on counting.
-        assert condition(found, "Serving")["reason"] == "PodsBehind"
+        assert condition(found, "Serving")["reason"] == "PodsRefreshing"
         scrapes = operator.count("tabletune_operator_scrapes_total")
         wait("more looks", lambda: operator.count("tabletune_operator_scrapes_total") >= scrapes + 4, 30)
         found = api.get("DraftTable", namespace, "qwen")["status"]
