@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from e2e import clusters, commands, demonstration, settings
+from e2e import clusters, commands, settings
 from e2e.images import bases, building
 from e2e.local import daemons, machines, programs
 
@@ -43,6 +45,9 @@ def up() -> None:
 @app.command()
 def demo() -> None:
     """Show the whole, from nothing to a table that servers follow and live traffic corrects."""
+    # Here, since matplotlib takes a second, which every other command would wait.
+    from e2e import demonstration
+
     cluster = _cluster()
     cluster.up()
     cluster.build()
@@ -50,6 +55,15 @@ def demo() -> None:
         demonstration.run(settings.read(), cluster)
     except AssertionError as error:
         sys.exit(str(error))
+
+
+@app.command()
+def picture(record: Path, target: Path) -> None:
+    """Draw a demonstration's picture again from its timeline.json; TARGET is without an ending."""
+    from e2e import pictures
+
+    for path in pictures.draw(json.loads(record.read_text()), target):
+        typer.echo(path)
 
 
 @app.command()

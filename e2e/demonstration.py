@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e import clusters, commands, manifests, settings
+from e2e import clusters, commands, manifests, pictures, settings
 from e2e.clients import Client
 from e2e.scenarios import stories
 from e2e.scenarios.loads import Load
 from e2e.scenarios.stories import Story
 from e2e.settings import REPOSITORY, Settings
+from e2e.timelines import Timeline
 
 NAMESPACE, NAME = "demo", "smollm2"
 FOLDER = REPOSITORY / "demo" / "cluster"
@@ -27,6 +30,8 @@ FOLLOW_SECONDS = 60.0
 WARM_UP_SECONDS = 300.0
 WARM_UP = 40
 """Answers after which the workload becomes another."""
+SHOWN_SECONDS = 25.0
+"""Time before and after the change that the picture shows at least."""
 
 
 def run(chosen: Settings, provider: clusters.Provider) -> None:
@@ -61,19 +66,46 @@ def _tell(story: Story, chosen: Settings) -> None:
     story.serve(table, FOLDER / "servers")
 
     story.say("4. Requests whose text repeats itself, as in the profile; then others at random")
+    _change_the_requests(story, profiled)
+    story.show("get", "dt", "--namespace", NAMESPACE)
+    _page(FOLDER / "profiled.json")
+
+
+def _change_the_requests(story: Story, profiled: dict[str, Any]) -> None:
+    """Send one workload, then another, until both servers follow a corrected table; record it."""
+    wait = story.client.wait
     copying, sampling = (Load(story, NAMESPACE, workload) for workload in ("copying", "sampling"))
-    copying.start()
-    client.wait(f"{WARM_UP} answers", lambda: copying.seen().get("answered", 0) >= WARM_UP, WARM_UP_SECONDS)
-    sampling.start()
-    copying.stop()
-    generation = client.wait("a corrected table", lambda: _newer(story, profiled), CORRECTION_SECONDS)
-    client.wait("both servers to follow", lambda: _followed(story, generation), FOLLOW_SECONDS)
-    sampling.stop()
+    timeline = Timeline(story, NAMESPACE)
+
+    def watch(condition: Callable[[], Any]) -> Callable[[], Any]:
+        def sampled() -> Any:
+            timeline.sample()
+            return condition()
+
+        return sampled
+
+    def pause(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        wait("a while", watch(lambda: time.monotonic() > end), 10 * seconds)
+
+    copying.start(watch)
+    wait(f"{WARM_UP} answers", watch(lambda: copying.seen().get("answered", 0) >= WARM_UP), WARM_UP_SECONDS)
+    pause(SHOWN_SECONDS)
+    timeline.mark("other requests come")
+    sampling.start(watch)
+    requests = {"copying": copying.stop(watch)}
+    generation = wait("a corrected table", watch(lambda: _newer(story, profiled)), CORRECTION_SECONDS)
+    timeline.mark(f"the operator writes generation {generation}")
+    wait("both servers to follow", watch(lambda: _followed(story, generation)), FOLLOW_SECONDS)
+    timeline.mark("both servers follow it")
+    pause(SHOWN_SECONDS)
+    requests["sampling"] = sampling.stop(watch)
     corrected = story.document(NAMESPACE, NAME)
     _keep("corrected", corrected)
     story.say(f"The operator made {profiled['table']} into {corrected['table']}, and both servers follow it.")
-    story.show("get", "dt", "--namespace", NAMESPACE)
-    _page(FOLDER / "profiled.json")
+    record = timeline.record(corrected, requests)
+    (FOLDER / "timeline.json").write_text(json.dumps(record))
+    pictures.draw(record, FOLDER / "timeline")
 
 
 def _newer(story: Story, profiled: dict[str, Any]) -> int:
@@ -93,9 +125,11 @@ def _keep(name: str, document: dict[str, Any]) -> None:
 
 
 def _page(document: Path) -> None:
+    shown = FOLDER.relative_to(REPOSITORY)
     print(  # noqa: T201
         f"\n{commands.run([COMMAND, 'show', document])}"
-        f"\nDocuments and their pictures: {FOLDER.relative_to(REPOSITORY)}/profiled.*, corrected.*"
+        f"\nWhat the servers did meanwhile:  {shown}/timeline.png"
+        f"\nDocuments and their pictures:    {shown}/profiled.*, corrected.*"
         "\nThe cluster goes on. Speak to it:  .venv/bin/python -m e2e kubectl describe dt -n demo"
         "\nEnd it:                            make cluster-down"
     )

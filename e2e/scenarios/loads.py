@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from e2e import commands, manifests
 from e2e.clients import Object
@@ -14,6 +16,13 @@ from e2e.scenarios.stories import Story
 SCRIPT = Path(__file__).with_name("load.py")
 START_SECONDS = 90.0
 STOP_SECONDS = 180.0
+Condition = Callable[[], Any]
+Watch = Callable[[Condition], Condition]
+"""Makes a condition look at something else too each time that it is asked."""
+
+
+def _unwatched(condition: Condition) -> Condition:
+    return condition
 
 
 @dataclass(frozen=True)
@@ -29,14 +38,14 @@ class Load:
         """Return the pod's name."""
         return f"load-{self.workload}"
 
-    def start(self) -> None:
+    def start(self, watch: Watch = _unwatched) -> None:
         """Start it, and wait until a request was answered."""
         server = f"http://decode.{self.where}.svc:{manifests.API_PORT}"
         self.story.client.delete("pod", self.where, self.name)
         arguments = [server, self.workload]
         self.story.client.apply(*manifests.script(self.name, self.where, SCRIPT.read_text(), arguments))
         self.story.client.wait(
-            f"an answer to {self.workload}", lambda: self.seen().get("answered"), START_SECONDS
+            f"an answer to {self.workload}", watch(lambda: self.seen().get("answered")), START_SECONDS
         )
         self.story.say(f"load: {self.workload}")
 
@@ -48,13 +57,13 @@ class Load:
             return found
         return {}
 
-    def stop(self) -> Object:
+    def stop(self, watch: Watch = _unwatched) -> Object:
         """Let its last requests finish; return what it counted."""
         code = "open('/tmp/stop', 'w').close()"
         self.story.client.kubectl("exec", self.name, "--namespace", self.where, "--", "python3", "-c", code)
-        whole = self.story.client.wait(
+        whole: Object = self.story.client.wait(
             f"the last answers to {self.workload}",
-            lambda: seen if (seen := self.seen()).get("whole") else {},
+            watch(lambda: seen if (seen := self.seen()).get("whole") else {}),
             STOP_SECONDS,
         )
         self.story.say(

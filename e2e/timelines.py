@@ -1,0 +1,105 @@
+"""What two servers drafted and kept while the demonstration's workload changed, and when the operator acted.
+
+The demonstration samples the plugins' metrics as it waits; the record is what its picture is drawn from
+(``e2e/pictures.py``), so that a picture can be drawn again without the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from e2e.scenarios.stories import Story, total
+
+EVERY_SECONDS = 1.0
+"""Time between two samples, of which each takes two requests through the API server."""
+
+Record = dict[str, Any]
+
+
+class Timeline:
+    """A record under way."""
+
+    def __init__(self, story: Story, where: str) -> None:
+        self._story, self._where = story, where
+        self._began = time.monotonic()
+        self._last = -EVERY_SECONDS
+        self.samples: list[Record] = []
+        self.marks: list[Record] = []
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the record began."""
+        return round(time.monotonic() - self._began, 2)
+
+    def mark(self, what: str) -> None:
+        """Note that something happens now."""
+        self.marks.append({"seconds": self.seconds, "what": what})
+
+    def sample(self) -> None:
+        """Read every server's counters, unless that was done within the last second."""
+        if self.seconds - self._last < EVERY_SECONDS:
+            return
+        self._last = self.seconds
+        pods = {}
+        for pod in self._story.pods(self._where, "app=decode"):
+            name = pod["metadata"]["name"]
+            metrics = self._story.metrics(self._where, name)
+            if metrics:
+                pods[name] = {
+                    "generation": metrics.get("tabletune_table_generation", 0.0),
+                    "drafts": metrics.get('tabletune_drafted_total{position="1"}', 0.0),
+                    "drafted": total(metrics, "tabletune_drafted_total"),
+                    "accepted": total(metrics, "tabletune_accepted_total"),
+                }
+        self.samples.append({"seconds": self.seconds, "pods": pods})
+
+    def record(self, document: Record, requests: Record) -> Record:
+        """Return all of it, with what it was taken on; ``requests`` is what the loads counted."""
+        fingerprint = document["fingerprint"]
+        return {
+            "conditions": {
+                "command": "make demo-cluster",
+                "date": f"{datetime.now(UTC):%Y-%m-%d}",
+                "machine": f"{os.cpu_count()} cores, {_processor()}; all nodes and servers on it",
+                "model": Path(fingerprint["model"]).name,
+                "drafter": fingerprint["drafterMethod"],
+                "vllm": fingerprint["vllm"],
+                "kubernetes": _server(self._story),
+            },
+            "requests": requests,
+            "marks": self.marks,
+            "samples": self.samples,
+        }
+
+
+def rates(record: Record, pod: str) -> tuple[list[float], list[float], list[float]]:
+    """Return times, and the tokens drafted and accepted per draft of ``pod`` between each two samples.
+
+    A time is the middle between its samples; where nothing was drafted between them, there is none.
+    """
+    known = [(one["seconds"], one["pods"][pod]) for one in record["samples"] if pod in one["pods"]]
+    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for (start, before), (end, after) in pairwise(known):
+        drafts = after["drafts"] - before["drafts"]
+        if drafts > 0:
+            found[0].append((start + end) / 2)
+            found[1].append((after["drafted"] - before["drafted"]) / drafts)
+            found[2].append((after["accepted"] - before["accepted"]) / drafts)
+    return found
+
+
+def _server(story: Story) -> str:
+    return str(json.loads(story.client.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"])
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "an unnamed processor"
