@@ -99,19 +99,13 @@ RUN mkdir /sbom \
 # The profiler: the serving image, and the command beside it. Its packages come behind the image's own on Python's
 # path, so that vLLM runs with the very libraries that it serves with.
 FROM ${VLLM_IMAGE} AS profiler
-ARG VERSION=0.1.0
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="TableTune profiler" \
-      org.opencontainers.image.description="A vLLM image with the command that profiles it" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
 USER 0
 COPY requirements/profiler.txt /tmp/tabletune/
-COPY --from=build /wheels /tmp/tabletune/wheels
 RUN python3 -m pip install --quiet --no-cache-dir --root-user-action=ignore --require-hashes --only-binary=:all: \
       --target /opt/tabletune -r /tmp/tabletune/profiler.txt \
- && python3 -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --no-index \
+ && rm -rf /opt/tabletune/bin
+COPY --from=build /wheels /tmp/tabletune/wheels
+RUN python3 -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --no-index \
       --target /opt/tabletune /tmp/tabletune/wheels/*.whl \
  && rm -rf /opt/tabletune/tabletune_operator /opt/tabletune/bin /tmp/tabletune \
  && python3 -c "import site; print('/opt/tabletune', file=open(site.getsitepackages()[0] + '/tabletune.pth', 'w'))" \
@@ -119,5 +113,13 @@ RUN python3 -m pip install --quiet --no-cache-dir --root-user-action=ignore --re
  && chmod 755 /usr/local/bin/tabletune
 COPY --from=profiler-files /sbom /usr/share/sbom
 USER 1000:1000
+# Last, so that another revision installs nothing anew.
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="TableTune profiler" \
+      org.opencontainers.image.description="A vLLM image with the command that profiles it" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 ENTRYPOINT []
 CMD ["tabletune", "--help"]

@@ -59,6 +59,10 @@ class Buildah:
         finally:
             self.run("rm", container)
 
+    def prune(self) -> None:
+        """Remove the layers that no named image is made of; they are gigabytes after some builds."""
+        self.run("rmi", "--prune")
+
     def save(self, image: str) -> Path:
         """Write an image to an archive for a node, unless it is there; return it."""
         name = image.rpartition("/")[2].replace(":", "-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,19 +23,27 @@ def build(settings: Settings, tell: Callable[[str], None]) -> list[Path]:
     buildah = Buildah(settings)
     bases.ensure(settings, tell)
     archives = [buildah.save(bases.names()["VLLM_IMAGE"])]
+    arguments = {"VERSION": VERSION, "REVISION": _revision()}
     with _machine_settings() as volumes:
         for target in TARGETS:
             image = settings.image(target)
             tell(f"Image {image}")
-            buildah.build(
-                image,
-                REPOSITORY,
-                target=target,
-                arguments={"VERSION": VERSION, "REVISION": _revision()},
-                volumes=volumes,
-            )
+            buildah.build(image, REPOSITORY, target=target, arguments=arguments, volumes=volumes)
             archives.append(buildah.save(image))
+        # Stages in between get names, or nothing would tell their layers, which the next build reads, from
+        # those that nothing needs any more.
+        for stage in stages():
+            name = f"localhost/stage/{stage}"
+            buildah.build(name, REPOSITORY, target=stage, arguments=arguments, volumes=volumes)
+    buildah.prune()
     return archives
+
+
+def stages() -> list[str]:
+    """Return the Dockerfile's stages that are no target, in order."""
+    text = (REPOSITORY / "Dockerfile").read_text()
+    found = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+    return [stage for stage in found if stage not in TARGETS]
 
 
 def build_with_docker(settings: Settings, tell: Callable[[str], None]) -> None:

@@ -72,7 +72,17 @@ class Node:
             commands.run([*self._ctr(), "images", "import", archive])
             for old in loaded.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.loaded"):
                 old.unlink()
+            self._forget_images()
             loaded.touch()
+
+    def _forget_images(self) -> None:
+        """Take away images whose name another one has by now: the runtime keeps them by their digests."""
+        listed = commands.run([*self._ctr(), "images", "list"]).splitlines()[1:]
+        digests = {name: digest for name, _, digest, *_ in map(str.split, listed)}
+        named = {digest for name, digest in digests.items() if not name.startswith("sha256:")}
+        old = [name for name, digest in digests.items() if digest not in named]
+        if old:
+            commands.run([*self._ctr(), "images", "remove", *old])
 
     def start_kubelet(self) -> None:
         """Start the kubelet, unless it runs, and wait until the node is ready and has its GPU."""
