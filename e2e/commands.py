@@ -23,14 +23,19 @@ def run(
     env: Mapping[str, str] | None = None,
     folder: Path | None = None,
     timeout: float = 900.0,
+    shown: bool = False,
 ) -> str:
-    """Return what ``command`` wrote to its standard output; raises :class:`CommandError`."""
+    """Return what ``command`` wrote to its standard output; raises :class:`CommandError`.
+
+    ``shown`` lets people see its standard error as it goes, for what takes minutes.
+    """
     try:
         done = subprocess.run(
             [str(part) for part in command],
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=None if shown else subprocess.PIPE,
             text=True,
             errors="replace",
             env={**os.environ, **(env or {})},
@@ -41,14 +46,14 @@ def run(
     except FileNotFoundError as error:
         raise CommandError(f"{command[0]} is not there: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandError(f"{shown(command)} did not end within {timeout:.0f} s.") from error
+        raise CommandError(f"{typed(command)} did not end within {timeout:.0f} s.") from error
     if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip())[-LAST_WORDS:]
-        raise CommandError(f"{shown(command)} ended with {done.returncode}:\n{words}")
+        words = ((done.stderr or "").strip() or done.stdout.strip())[-LAST_WORDS:]
+        raise CommandError(f"{typed(command)} ended with {done.returncode}:\n{words}")
     return done.stdout
 
 
-def shown(command: Sequence[str | Path]) -> str:
+def typed(command: Sequence[str | Path]) -> str:
     """Return ``command`` as a person would type it, cut to a line's length."""
     text = shlex.join(str(part) for part in command)
     return text if len(text) <= 200 else f"{text[:197]}..."

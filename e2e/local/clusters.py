@@ -30,7 +30,7 @@ class LocalCluster:
     def up(self) -> None:
         """Start what does not run."""
         machines.prepare(self._settings)
-        self._tell("Programs of Kubernetes (built in minutes, the first time)")
+        self._tell("Programs of Kubernetes (10 minutes on two cores, the first time)")
         self._plane.programs.update(programs.build(*programs.NAMES, *programs.CLIENTS))
         if not any(daemon.process for daemon in self._daemons()):
             # What a crash or a reboot left would be taken for pods that run.

@@ -25,5 +25,5 @@ BUILD_SECONDS = 3_600.0
 
 def build(*names: str) -> dict[str, Path]:
     """Return the paths of the programs ``names``, built first where that is needed."""
-    done = commands.run([sys.executable, BUILDING, *names], timeout=BUILD_SECONDS)
+    done = commands.run([sys.executable, BUILDING, *names], timeout=BUILD_SECONDS, shown=True)
     return {Path(line).name: Path(line) for line in done.split()}
