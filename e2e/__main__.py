@@ -14,7 +14,7 @@ import typer
 
 from e2e import clusters, commands, settings
 from e2e.images import bases, building
-from e2e.local import daemons, machines, programs
+from e2e.local import daemons, locks, machines, programs
 
 SCENARIOS = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "e2e/scenarios"]
 """What runs them. `e2e` is a package beside `tests`, whose conftest forbids what a cluster needs."""
@@ -30,6 +30,15 @@ def _tell(text: str) -> None:
 
 
 def _cluster() -> clusters.Provider:
+    """Return the cluster, which no other command works on until this one ends."""
+    chosen = settings.read()
+    if chosen.cluster == "local":
+        locks.hold(_tell)
+    return _found()
+
+
+def _found() -> clusters.Provider:
+    """Return the cluster to look at."""
     return clusters.provider(settings.read(), _tell)
 
 
@@ -75,7 +84,7 @@ def down() -> None:
 @app.command()
 def status() -> None:
     """Say whether the cluster runs; ends with 1 where it does not."""
-    is_up = _cluster().is_up()
+    is_up = _found().is_up()
     typer.echo("up" if is_up else "down")
     raise typer.Exit(0 if is_up else 1)
 
@@ -92,6 +101,7 @@ def possible() -> None:
 def prepare() -> None:
     """Get what a cluster needs of this machine, Debian's packages; ends with 3 where that cannot be."""
     chosen = settings.read()
+    locks.hold(_tell)
     machines.prepare(chosen)
     bases.system(chosen, _tell)
 
@@ -100,6 +110,7 @@ def prepare() -> None:
 def images() -> None:
     """Build the images alone."""
     chosen = settings.read()
+    locks.hold(_tell)
     machines.prepare(chosen)
     for archive in building.build(chosen, _tell):
         typer.echo(archive)
@@ -122,6 +133,7 @@ def ci() -> None:
 @app.command(context_settings=_ANY)
 def run(context: typer.Context) -> None:
     """Run the scenarios on the cluster that is up; pytest gets what follows, as `-k quota`."""
+    _cluster()
     os.chdir(settings.REPOSITORY)
     os.execv(sys.executable, [*SCENARIOS, *context.args])  # noqa: S606
 
@@ -147,7 +159,7 @@ def helm(context: typer.Context) -> None:
 
 
 def _become(name: str, *arguments: str) -> NoReturn:
-    command = [*_cluster().inside(), str(programs.build(name)[name]), *arguments]
+    command = [*_found().inside(), str(programs.build(name)[name]), *arguments]
     os.execvp(command[0], command)  # noqa: S606
 
 

@@ -1,0 +1,37 @@
+"""Two commands on one cluster: the second waits, and takes over also from one that was killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from e2e.local import locks
+from e2e.settings import REPOSITORY
+
+HOLD = """
+import pathlib, sys, subprocess, time
+from e2e.local import locks
+locks.hold(lambda text: print(text, flush=True), pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+subprocess.Popen(["sleep", "5"], stdout=subprocess.DEVNULL)
+sys.stdin.read()
+"""
+
+
+def test_second_command_waits_and_takes_over_from_one_that_was_killed(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD, str(file)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": REPOSITORY, "text": True}
+    with subprocess.Popen(command, **pipes) as first:  # type: ignore[call-overload]
+        assert first.stdout.readline() == "held\n"
+        with subprocess.Popen(command, **pipes) as second:  # type: ignore[call-overload]
+            assert f"(process {first.pid}): waiting" in second.stdout.readline()
+            # With a child of its own that lives on, as the cluster's programs do.
+            first.kill()
+            assert second.stdout.readline() == "held\n"
+            second.kill()
+    said: list[str] = []
+    os.close(locks.hold(said.append, file))
+    assert not said
