@@ -26,6 +26,9 @@ VOLUME = "engine"
 _OWN = ("tabletune-*.dist-info", "_tabletune.pth")
 """What an installation of TableTune itself leaves there: in pods it comes from the images."""
 
+_IMPORTS = "import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker"
+"""What the processes of a server import."""
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -47,6 +50,8 @@ def ensure(settings: Settings, tell: Callable[[str], None]) -> None:
         commands.run(["make", "--no-print-directory", "model"], folder=REPOSITORY, timeout=1_800)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "models").mkdir(parents=True)
+    # Pods read it only, so that each process of theirs would compile vLLM again: 4 s of it, nine times over.
+    commands.run([REPOSITORY / ".venv/bin/python", "-c", _IMPORTS], env={"PYTHONDONTWRITEBYTECODE": ""})
     _link(REPOSITORY / ".venv" / "lib" / "python3.11" / "site-packages", folder / "packages")
     for pattern in _OWN:
         for path in (folder / "packages").glob(pattern):

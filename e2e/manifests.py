@@ -24,6 +24,11 @@ LENGTHS = (1, 3)
 DRAFTER = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
 COPYING = "red green blue red green blue red green blue red green blue"
 """A text that goes on as it began: drafts from the text itself are accepted."""
+PROMPT_TEXTS = [
+    COPYING.replace("blue", word)
+    for word in ("blue", "grey", "pink", "gold", "white", "black", "brown", "violet")
+]
+"""Prompts of profiles, and of the workload that is like them."""
 PROMPTS = "prompts"
 API_PORT, METRICS_PORT = 8000, 9410
 TMP = "/tmp"  # noqa: S108
@@ -37,10 +42,7 @@ def namespace(name: str) -> Object:
 
 def surroundings(settings: Settings, name: str) -> list[Object]:
     """Return a namespace with what its engines need: their files, and the prompts of profiles."""
-    lines = [
-        json.dumps({"prompt": COPYING.replace("blue", word), "max_tokens": 48})
-        for word in ("blue", "grey", "pink", "gold", "white", "black", "brown", "violet")
-    ]
+    lines = [json.dumps({"prompt": text, "max_tokens": 48}) for text in PROMPT_TEXTS]
     prompts = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

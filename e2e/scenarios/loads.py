@@ -42,7 +42,8 @@ class Load:
         """Start it, and wait until a request was answered."""
         server = f"http://decode.{self.where}.svc:{manifests.API_PORT}"
         self.story.client.delete("pod", self.where, self.name)
-        arguments = [server, self.workload]
+        # What the profile's prompts are: as long as they come, nothing is to be corrected.
+        arguments = [server, self.workload, json.dumps(manifests.PROMPT_TEXTS)]
         self.story.client.apply(*manifests.script(self.name, self.where, SCRIPT.read_text(), arguments))
         self.story.client.wait(
             f"an answer to {self.workload}", watch(lambda: self.seen().get("answered")), START_SECONDS
