@@ -1,0 +1,241 @@
+"""The report's pictures. Each has to be read at half a page's width, and without telling red from green."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("Agg")
+from gpu.analysis import goals
+from gpu.analysis.closed_loops import LoopResult
+from gpu.analysis.goals import Findings
+from gpu.analysis.recoveries import Recovery
+from gpu.analysis.runs import constant_length
+from gpu.analysis.stepping import Cell
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+COLOURS = {
+    "tuned": "#0072b2",
+    "adapt": "#56b4e9",
+    "turbo": "#e69f00",
+    "nightjar": "#cc79a7",
+    "documented": "#d55e00",
+}
+"""Those of Okabe and Ito, which remain apart for the colour-blind; markers tell them apart too."""
+MARKERS = {"tuned": "o", "adapt": "D", "turbo": "s", "nightjar": "^", "documented": "v"}
+LENGTH_COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
+LENGTH_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+SHAPES = ("-", "--", "-.", ":")
+LOWEST = 0.6
+"""Shares below are drawn at the edge: one bad constant is not to flatten all else."""
+
+
+def draw(found: Findings, folder: Path) -> list[Path]:
+    """Draw what there is and return the paths."""
+    style: dict[Any, Any] = {
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+    }
+    with mpl.rc_context(style):
+        drawn = [
+            _loads(found, folder / "loads.png"),
+            _recoveries(found, folder / "recovery.png"),
+            _predicted(found, folder / "predicted.png"),
+        ]
+    return [path for path in drawn if path is not None]
+
+
+def _loads(found: Findings, path: Path) -> Path | None:
+    panels: dict[tuple[str, str, int, tuple[int, int]], list[LoopResult]] = {}
+    for result in found.all_loops:
+        if result.best is not None and len(result.shares) > 1:
+            loop = result.loop
+            key = result.run, loop.comparison, loop.prompt_tokens, loop.output_tokens
+            panels.setdefault(key, []).append(result)
+    if not panels:
+        return None
+    figure, axes = _grid(len(panels), 2.5)
+    low = (
+        min(
+            share.mean
+            for own in panels.values()
+            for result in own
+            for name, share in result.shares.items()
+            if name in COLOURS
+        )
+        if any(name in COLOURS for own in panels.values() for result in own for name in result.shares)
+        else 0.9
+    )
+    bottom = max(LOWEST, min(0.88, math.floor(20 * low - 0.4) / 20))
+    for axis, (key, own) in zip(axes, panels.items(), strict=False):
+        several = sum(other[0] == key[0] for other in panels) > 1
+        title = f"{key[0]}, prompts of {key[2]:,}" if several else key[0]
+        _loads_panel(axis, own, title, bottom)
+    _finish(figure, axes, "tokens/s, share of the best constant", "open requests", path)
+    return path
+
+
+def _loads_panel(axis: Axes, own: Sequence[LoopResult], title: str, bottom: float) -> None:
+    loads = [result.loop.open for result in own]
+    names = {name for result in own for name in result.shares}
+    constants = sorted((name for name in names if constant_length(name) is not None), key=constant_length_of)
+    axis.axhspan(0.98, 1.02, color="#000000", alpha=0.07, linewidth=0, label="a tie (2%)")
+    axis.axhline(0.97, color="#444444", linewidth=0.8, linestyle=(0, (1, 2)), label="goal, 97%")
+    for name in constants:
+        length = constant_length_of(name)
+        _line(axis, own, name, bottom, color="#9a9a9a", linewidth=0.9, linestyle=SHAPES[length % 4],
+              label=f"constant {length}", zorder=1)  # fmt: skip
+    for name, colour in COLOURS.items():
+        if name in names:
+            _line(axis, own, name, bottom, color=colour, marker=MARKERS[name], markersize=4, label=name,
+                  linewidth=2.0 if name == "tuned" else 1.3, zorder=4 if name == "tuned" else 3,
+                  errors=True)  # fmt: skip
+    axis.set_xticks(range(len(loads)), [str(load) for load in loads])
+    axis.set_title(title)
+    axis.set_ylim(bottom, 1.06)
+    axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+
+
+def constant_length_of(name: str) -> int:
+    """Return the length of a constant; -1 of any other policy."""
+    length = constant_length(name)
+    return -1 if length is None else length
+
+
+def _line(
+    axis: Axes, own: Sequence[LoopResult], name: str, bottom: float, errors: bool = False, **style: Any
+) -> None:
+    shares = [result.shares.get(name) for result in own]
+    means = np.array([np.nan if share is None else share.mean for share in shares])
+    wide = np.array([0.0 if share is None or share.error is None else share.error for share in shares])
+    places = np.arange(len(own))
+    means = np.where(means < bottom, np.nan, means) if not errors else np.maximum(means, bottom)
+    if errors:
+        axis.errorbar(places, means, yerr=wide, elinewidth=0.9, capsize=2, **style)
+    else:
+        axis.plot(places, means, **style)
+
+
+def _recoveries(found: Findings, path: Path) -> Path | None:
+    panels: dict[tuple[str, str, int], list[Recovery]] = {}
+    for recovery in found.recoveries:
+        panels.setdefault((recovery.run, recovery.kind, recovery.open), []).append(recovery)
+    if not panels:
+        return None
+    figure, axes = _grid(len(panels), 2.7)
+    low = min(share for recovery in found.recoveries for share in recovery.shares)
+    bottom = min(0.9, math.floor(10 * max(low, 0.3)) / 10)
+    for axis, ((run, kind, open_requests), own) in zip(axes, panels.items(), strict=False):
+        spread = max((recovery.right_spread or 0.0) for recovery in own)
+        axis.axhspan(1 - spread, 1 + spread, color="#000000", alpha=0.08, linewidth=0)
+        axis.axhline(own[0].stays, color="#444444", linewidth=0.8, linestyle=(0, (1, 2)))
+        for place, recovery in enumerate(own):
+            colour = LENGTH_COLOURS[(place + 1) % len(LENGTH_COLOURS)]
+            label = _start(recovery)
+            axis.plot(recovery.seconds, recovery.shares, color=colour, linewidth=1.4, label=label,
+                      marker=LENGTH_MARKERS[place % len(LENGTH_MARKERS)], markersize=3)  # fmt: skip
+            if recovery.stale is not None:
+                axis.axhline(recovery.stale.mean, color=colour, linewidth=1.0, linestyle="--")
+        axis.set_title(f"{run}: {kind}, {open_requests} open")
+        axis.set_ylim(bottom, 1.1)
+        axis.set_xlim(left=0)
+        axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+        axis.legend(loc="lower right", fontsize=7.5, handlelength=1.6, labelspacing=0.25)
+    figure.supxlabel("seconds from the start, or the switch", fontsize=9)
+    figure.supylabel("tokens/s, share of the right table", fontsize=9)
+    figure.savefig(path, dpi=180)
+    plt.close(figure)
+    return path
+
+
+def _start(recovery: Recovery) -> str:
+    if recovery.kind != "switch":
+        return recovery.start
+    rates = "acceptance " + " ".join(f"{rate:g}" for rate in recovery.rates)
+    return rates if recovery.stale is None else f"{rates}; dashed: stale"
+
+
+def _predicted(found: Findings, path: Path) -> Path | None:
+    panels: dict[str, list[Cell]] = {}
+    for cell in goals.profiled_cells(found):
+        if cell.interval_ratio is not None:
+            panels.setdefault(cell.run, []).append(cell)
+    if not panels:
+        return None
+    figure, axes = _grid(len(panels), 2.5)
+    lengths = sorted({cell.draft_length for own in panels.values() for cell in own})
+    for axis, (run, own) in zip(axes, panels.items(), strict=False):
+        axis.axhspan(0.95, 1.05, color="#000000", alpha=0.08, linewidth=0)
+        axis.axhline(1.0, color="#444444", linewidth=0.8)
+        for length in lengths:
+            cells = [cell for cell in own if cell.draft_length == length]
+            colour = LENGTH_COLOURS[length % len(LENGTH_COLOURS)]
+            marker = LENGTH_MARKERS[length % len(LENGTH_MARKERS)]
+            spans = [(cell.batch_size, cell.span_ratio.mean) for cell in cells if cell.span_ratio is not None]
+            users = [(cell.batch_size, cell.interval_ratio.mean) for cell in cells if cell.interval_ratio]
+            # Drawn for the legend also where this run has no such cell.
+            axis.plot(*_columns(users), marker, color=colour, markersize=3.5, markerfacecolor="none",
+                      markeredgewidth=0.7, alpha=0.6)  # fmt: skip
+            axis.plot(*_columns(spans), marker, color=colour, markersize=3.5, label=f"K = {length}")
+        axis.set_xscale("log", base=2)
+        sizes = [cell.batch_size for cell in own]
+        ticks = [2**power for power in range(int(math.log2(max(sizes))) + 2)]
+        ticks = [tick for tick in ticks if min(sizes) / 2 <= tick <= 2 * max(sizes)]
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(min(sizes) / 1.3, max(sizes) * 1.3)
+        axis.set_title(run)
+        axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+        all_ratios = [cell.interval_ratio.mean for cell in own if cell.interval_ratio is not None]
+        all_ratios += [cell.span_ratio.mean for cell in own if cell.span_ratio is not None]
+        lowest, highest = min(all_ratios) - 0.03, max(all_ratios) + 0.03
+        axis.set_ylim(max(0.3, min(0.85, lowest)), min(1.8, max(1.12, highest)))
+    below = "batch size (filled: GPU spans, hollow: intervals)"
+    _finish(figure, axes, "measured over predicted tokens/s", below, path)
+    return path
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [size for size, _ in points], [ratio for _, ratio in points]
+
+
+def _grid(panels: int, height: float) -> tuple[Figure, list[Axes]]:
+    columns = 1 if panels == 1 else 2
+    rows = -(-panels // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(7.2, height * rows + 0.7), squeeze=False, layout="constrained"
+    )
+    flat = list(axes.flat)
+    for axis in flat[panels:]:
+        axis.remove()
+    return figure, flat[:panels]
+
+
+def _finish(figure: Figure, axes: Sequence[Axes], left: str, below: str, path: Path) -> None:
+    """Put one legend of all panels below, and write the picture."""
+    legend: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.supxlabel(below, fontsize=9)
+    figure.supylabel(left, fontsize=9)
+    figure.legend(list(legend.values()), list(legend), loc="outside upper center", ncols=min(5, len(legend)))
+    figure.savefig(path, dpi=180)
+    plt.close(figure)
+
+
+def _percent(share: float, _place: int) -> str:
+    return f"{100 * share:.0f}%"

@@ -1,0 +1,242 @@
+"""What `serve.py` wrote: one run is one engine start, with its records, its steps and its document."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tabletune import documents
+from tabletune.documents import Document
+
+Record = dict[str, Any]
+Graphs = Literal["default", "advised", "full", "fixed", "adaptive verification"]
+
+COMPARED_OTHERWISE = ("arrivals", "jumps", "recovery", "switch", "cost", "bursts")
+VARYING_DRAFTS = ("ngram", "ngram_gpu", "suffix")
+"""Methods that draft for some requests only; all others draft the full length for every request."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The step log: a column per field of `inside.FIELDS`."""
+
+    result_at: NDArray[np.float64]
+    interval_ms: NDArray[np.float64]
+    span_ms: NDArray[np.float64]
+    batch_size: NDArray[np.int64]
+    drafted_tokens: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]
+    new_requests: NDArray[np.int64]
+    next_draft_length: NDArray[np.int64]
+    accepted_tokens: NDArray[np.int64]
+    graph: NDArray[np.int64]
+    """Places in `inside.GRAPHS`: 0 not told, 1 full, 2 piecewise, 3 none."""
+
+    @classmethod
+    def read(cls, path: Path) -> Steps:
+        """Return the steps that `inside.keep` wrote."""
+        with np.load(path) as columns:
+            return cls(
+                **{
+                    name: columns[name].astype(np.float64 if columns[name].dtype.kind == "f" else np.int64)
+                    for name in cls.__dataclass_fields__
+                }
+            )
+
+    def __len__(self) -> int:
+        return len(self.result_at)
+
+    def between(self, began: float, ended: float) -> Steps:
+        """Return the steps whose result came between two moments."""
+        first, last = np.searchsorted(self.result_at, (began, ended))
+        return self.taken(slice(int(first), int(last)))
+
+    def taken(self, chosen: slice | NDArray[np.bool_] | NDArray[np.intp]) -> Steps:
+        """Return some of the steps."""
+        return Steps(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+    def without_spans(self) -> Steps:
+        """Return the same steps with no span known."""
+        return replace(self, span_ms=np.full(len(self), np.nan))
+
+    @property
+    def kept_tokens(self) -> NDArray[np.int64]:
+        """Output tokens of each step, if none shared a prompt."""
+        return self.batch_size + self.accepted_tokens
+
+    @property
+    def mixed(self) -> NDArray[np.bool_]:
+        """Whether a prompt shared the step."""
+        return (self.prompt_tokens > 0) | (self.new_requests > 0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """One policy's turn in a closed loop."""
+
+    policy: str
+    round: int
+    began: float
+    seconds: float
+    tokens_per_second: float
+    steps: Steps | None
+
+    @property
+    def constant(self) -> int | None:
+        """The draft length of a constant policy."""
+        return constant_length(self.policy)
+
+
+@dataclass(frozen=True, order=True)
+class Loop:
+    """A closed loop: what was open, and what the requests were like."""
+
+    comparison: str
+    prompt_tokens: int
+    output_tokens: tuple[int, int]
+    open: int
+
+    def __str__(self) -> str:
+        return f"{self.open} open, prompts of {self.prompt_tokens:,}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine start."""
+
+    name: str
+    result: Record
+    steps: Steps | None = None
+    document: Document | None = None
+
+    @property
+    def records(self) -> list[Record]:
+        """The records in the order in which they were kept."""
+        records: list[Record] = self.result["records"]
+        return records
+
+    @property
+    def serve(self) -> str:
+        """The engine's arguments."""
+        return " ".join(self.result["serve"])
+
+    @property
+    def model(self) -> tuple[str, str, str]:
+        """Target, method and drafter: runs of the same are comparable."""
+        own = self.result["fingerprint"]
+        return Path(own["model"]).name, own["drafterMethod"], Path(own.get("drafter") or "").name
+
+    @property
+    def graphs(self) -> Graphs:
+        """What sets this engine apart from others of the same model.
+
+        A fixed length is told by the name only (``…-fixed3``), since no engine here is started with a table:
+        the plugin puts it in. The rest is in the arguments.
+        """
+        if self.fixed_length is not None:
+            return "fixed"
+        if re.search(r"adaptive[-_ ]?verif", f"{self.name} {self.serve}", re.IGNORECASE):
+            return "adaptive verification"
+        mode = re.search(r"cudagraph[-_]mode\W+(\w+)", self.serve)
+        if mode is not None and mode[1] == "FULL":
+            return "full"
+        return "advised" if re.search(r"cudagraph[-_]capture[-_]size", self.serve) else "default"
+
+    @property
+    def advised_sizes(self) -> bool:
+        """Whether the engine was given capture sizes, whatever else sets it apart."""
+        return re.search(r"cudagraph[-_]capture[-_]size", self.serve) is not None
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The fixed length of an engine without a table, which its name tells; None of others."""
+        found = re.search(r"fixed-?(\d+)", self.name)
+        return int(found[1]) if found else None
+
+    @property
+    def uniform_drafts(self) -> bool:
+        """Whether every request gets a draft of the full length."""
+        return self.model[1] not in VARYING_DRAFTS
+
+    @cached_property
+    def loops(self) -> dict[Loop, list[Window]]:
+        """The windows of closed loops. A loop that a plan has twice gets rounds of its own."""
+        found: dict[Loop, list[Window]] = {}
+        seen: dict[tuple[Loop, str, int], int] = {}
+        trusted = True
+        for record in self.records:
+            trusted = trusted and record["comparison"] != "cost"
+            if record["comparison"] in COMPARED_OTHERWISE:
+                continue
+            loop = Loop(
+                record["comparison"], record["promptTokens"], tuple(record["outputTokens"]), record["open"]
+            )
+            key = loop, record["policy"], record["round"]
+            seen[key] = seen.get(key, -1) + 1
+            found.setdefault(loop, []).append(
+                Window(
+                    record["policy"],
+                    record["round"] + 1000 * seen[key],
+                    record["began"],
+                    record["seconds"],
+                    record["tokensPerSecond"],
+                    self._steps_of(record, trusted),
+                )
+            )
+        return found
+
+    def of(self, comparison: str) -> list[Record]:
+        """Return the records of one comparison."""
+        return [record for record in self.records if record["comparison"] == comparison]
+
+    def _steps_of(self, record: Record, spans_trusted: bool) -> Steps | None:
+        """Return a window's steps; after a comparison of the plugin's cost spans may be another step's."""
+        if self.steps is None:
+            return None
+        steps = self.steps.between(record["began"], record["began"] + record["seconds"])
+        return steps if spans_trusted else steps.without_spans()
+
+
+def constant_length(policy: str) -> int | None:
+    """Return the draft length of a constant policy; None of any other."""
+    return int(policy.removeprefix("constant ")) if policy.startswith("constant ") else None
+
+
+def by_policy(windows: Iterable[Window]) -> dict[str, dict[int, float]]:
+    """Return tokens per second by policy and round."""
+    found: dict[str, dict[int, float]] = {}
+    for window in windows:
+        found.setdefault(window.policy, {})[window.round] = window.tokens_per_second
+    return found
+
+
+def read(folder: Path, results: Path) -> list[Run]:
+    """Return the runs of ``folder``, by name; their documents lie there or anywhere below ``results``."""
+    return [
+        Run(path.stem, result, _steps(path), _document(result["document"], (folder, results)))
+        for path in sorted(folder.glob("*.json"))
+        for result in [json.loads(path.read_text())]
+        if isinstance(result, dict) and "records" in result and "serve" in result
+    ]
+
+
+def _steps(path: Path) -> Steps | None:
+    steps = path.with_name(f"{path.stem}-steps.npz")
+    return Steps.read(steps) if steps.exists() else None
+
+
+def _document(name: str, folders: Sequence[Path]) -> Document | None:
+    def found() -> Iterator[Path]:
+        for folder in folders:
+            yield from sorted(folder.rglob(Path(name).name))
+
+    path = next(found(), None)
+    return documents.parse(path.read_bytes()) if path is not None else None

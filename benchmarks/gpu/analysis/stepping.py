@@ -1,0 +1,536 @@
+"""What the step logs tell: predicted against measured, the host's share, what prompts do, why a table loses.
+
+Only windows of closed loops count. In those of constant lengths a step's length is known, so its time can be
+held against the profile's cell; a *pure* step has no prompt and the whole batch verifies that length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gpu.analysis.ratios import Estimate
+from gpu.analysis.runs import Loop, Run, Steps, Window
+from numpy.typing import NDArray
+
+from tabletune import costs, predictions
+from tabletune.documents import Document
+
+LEAST_STEPS = 50
+"""Pure steps from which a cell is told."""
+QUIET_STEPS = 20
+"""Quiet steps from which a cell's quiet time is a reference for its neighbours of prompts."""
+GRAPHS = ("not told", "full", "piecewise", "none")
+"""`inside.GRAPHS`, in words."""
+
+Booleans = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Pure decode steps of one batch size and constant length, predicted and measured."""
+
+    run: str
+    prompt_tokens: int
+    batch_size: int
+    draft_length: int
+    graph: str
+    """The kind of most of the steps."""
+    steps: int
+    tokens_per_request: float
+    """E[K] as measured: kept tokens per request and step."""
+    predicted: float | None
+    """Tokens per second by the document; None without one, or without a price."""
+    by_span: Estimate | None
+    """Kept tokens over GPU time; None where spans are not known."""
+    by_interval: Estimate
+    """Kept tokens over time from result to result: what users get."""
+    span_ms: float | None
+    """Median."""
+    interval_ms: float
+
+    @property
+    def span_ratio(self) -> Estimate | None:
+        """Measured by span over predicted."""
+        if self.by_span is None or self.predicted is None:
+            return None
+        return self.by_span.plus(0.0, times=1 / self.predicted)
+
+    @property
+    def interval_ratio(self) -> Estimate | None:
+        """Measured by interval over predicted."""
+        return self.by_interval.plus(0.0, times=1 / self.predicted) if self.predicted is not None else None
+
+
+@dataclass(frozen=True)
+class HostShare:
+    """Interval less span of quiet pure steps, by a range of batch sizes."""
+
+    run: str
+    batch_sizes: tuple[int, int]
+    steps: int
+    interval_ms: float
+    """Median, as are the others."""
+    span_ms: float
+    host_ms: float
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Pure steps beside a step with a prompt, over quiet ones of the same batch size and length."""
+
+    run: str
+    place: str
+    steps: int
+    span: Estimate | None
+    """Mean ratio of spans; None where spans are not known."""
+    span_median: float | None
+    """Median ratio of spans to the quiet median, which is what profile and plugin compare."""
+    interval: Estimate
+
+
+@dataclass(frozen=True)
+class MixedSteps:
+    """What prompts take beyond quiet steps of the decoding requests.
+
+    Told by episodes: prompts that share a step, or several in a row (a long one is cut into pieces), with
+    three pure steps or more before and after.
+    """
+
+    run: str
+    prompt_tokens: int
+    graph: str
+    """Of the step with most prompt tokens."""
+    episodes: int
+    mean_batch: float
+    steps: float
+    """Mixed steps an episode, mean."""
+    prompts: float
+    """New requests an episode, mean."""
+    more_span_ms: float | None
+    """Median over episodes of the mixed steps' spans less quiet ones; None where spans are not known."""
+    more_interval_ms: float
+    """Median of the intervals from the step before to the step after, less quiet ones."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a policy's windows in one closed loop were made of."""
+
+    run: str
+    loop: Loop
+    policy: str
+    steps: int
+    mean_batch: float
+    """Live batch, mean over time."""
+    mixed_share: float
+    """Of steps, as are the other shares."""
+    without_full_graph: float | None
+    """None where the engine does not tell."""
+    tokens_per_request: float
+    """Kept tokens per request in a pure step."""
+    step_ms: float
+    """Mean interval of all steps."""
+    pure_ms: float
+    """Mean interval of pure steps."""
+    span_ms: float | None
+    """Mean span of pure steps."""
+    lengths: dict[int, float]
+    """Share of time of each length that drafts were made with."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where a policy's tokens per second differ from another's; factors multiply to about the ratio."""
+
+    policy: str
+    reference: str
+    loop: Loop
+    ratio: Estimate
+    tokens_factor: float
+    """Kept tokens per request and step."""
+    batch_factor: float
+    step_factor: float
+    """Steps per second."""
+    own: Anatomy
+    other: Anatomy
+
+    @property
+    def cause(self) -> str:
+        """The largest factor in the direction of the difference, in words."""
+        factors = {
+            "kept tokens per request": self.tokens_factor,
+            "live batch": self.batch_factor,
+            "step time": self.step_factor,
+        }
+        choose = min if self.ratio.mean < 1 else max
+        name = choose(factors, key=lambda factor: factors[factor])
+        if name != "step time":
+            return name
+        without = (self.own.without_full_graph or 0.0) - (self.other.without_full_graph or 0.0)
+        mixed = self.own.mixed_share - self.other.mixed_share
+        against = 1 if self.ratio.mean < 1 else -1
+        if against * without > 0.02:
+            return f"step time: steps without a full graph ({_percent(without)} of steps)"
+        if against * mixed > 0.02:
+            return f"step time: steps with a prompt ({_percent(mixed)} of steps)"
+        if self.own.span_ms is not None and self.other.span_ms is not None:
+            gpu = self.own.span_ms - self.other.span_ms
+            host = (self.own.pure_ms - self.own.span_ms) - (self.other.pure_ms - self.other.span_ms)
+            return "step time: the GPU's" if against * gpu >= against * host else "step time: the host's"
+        return name
+
+
+def pure(steps: Steps, length: int, uniform: bool) -> Booleans:
+    """Return which steps are pure decode steps of one length.
+
+    ``drafted_tokens`` counts all requests', so it is ``length`` times the batch size where drafts are
+    uniform; elsewhere fewer, for requests without a draft. Drafting counts too: a step's time holds the
+    drafts made for the next one.
+    """
+    whole = length * steps.batch_size
+    drafted = steps.drafted_tokens == whole if uniform else steps.drafted_tokens <= whole
+    drafting = steps.next_draft_length == length
+    chosen: Booleans = ~steps.mixed & drafted & drafting & np.isfinite(steps.interval_ms)
+    return chosen
+
+
+def after(mask: Booleans, places: int) -> Booleans:
+    """Return which steps come ``places`` after one of ``mask``; before it where negative."""
+    moved = np.zeros_like(mask)
+    if places >= 0:
+        moved[places:] = mask[: len(mask) - places]
+    else:
+        moved[:places] = mask[-places:]
+    return moved
+
+
+def quiet(steps: Steps) -> Booleans:
+    """Return which steps have no prompt in the two steps before, the one after, or themselves.
+
+    The first two steps of a window and its last have neighbours that are not known.
+    """
+    mixed = steps.mixed
+    noisy = mixed | after(mixed, 1) | after(mixed, 2) | after(mixed, -1)
+    noisy[:2] = True
+    noisy[-1:] = True
+    return ~noisy
+
+
+def rate(kept: Floats, times_ms: Floats) -> Estimate:
+    """Return kept tokens per second, the ratio of two sums, with its standard error.
+
+    The error is that of a ratio estimate: each step's residual is what it kept beyond the rate.
+    """
+    total = float(times_ms.sum())
+    per_ms = float(kept.sum()) / total
+    residuals = kept - per_ms * times_ms
+    count = len(kept)
+    error = math.sqrt(float(residuals @ residuals) * count / (count - 1)) / total if count > 1 else None
+    return Estimate(per_ms * 1e3, None if error is None else error * 1e3, count)
+
+
+def predicted_goodput(document: Document) -> dict[tuple[int, int], float]:
+    """Return the document's tokens per second by batch size and length: ``B · E[K] / T`` of its profile."""
+    lengths = document.profile.draft_lengths
+    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
+    goodput = predictions.goodput(
+        model.step_times(document.fingerprint.max_num_seqs), document.acceptance, lengths
+    )
+    return {
+        (column + 1, lengths[row]): float(goodput[row, column])
+        for row, column in zip(*np.nonzero(np.isfinite(goodput)), strict=True)
+    }
+
+
+def cells(run: Run) -> list[Cell]:
+    """Return the cells with enough pure steps in the windows of constants, by prompts, length, batch size."""
+    predicted = predicted_goodput(run.document) if run.document is not None else {}
+    found = []
+    for (prompt_tokens, length), windows in sorted(_constants(run).items()):
+        steps = _joined(own.taken(pure(own, length, run.uniform_drafts)) for own in windows)
+        for size in np.unique(steps.batch_size).tolist() if steps is not None else []:
+            assert steps is not None
+            own = steps.taken(steps.batch_size == size)
+            if len(own) >= LEAST_STEPS:
+                found.append(_cell(run.name, prompt_tokens, size, length, own, predicted.get((size, length))))
+    return found
+
+
+def host_shares(run: Run) -> list[HostShare]:
+    """Return the host's share of quiet pure steps by ranges of batch sizes, each twice the one before."""
+    windows = [
+        own.taken(quiet(own) & pure(own, length, run.uniform_drafts) & np.isfinite(own.span_ms))
+        for (_, length), all_steps in _constants(run).items()
+        for own in all_steps
+    ]
+    steps = _joined(windows)
+    if steps is None:
+        return []
+    found = []
+    ranges = np.floor(np.log2(steps.batch_size)).astype(int)
+    for power in np.unique(ranges).tolist():
+        own = steps.taken(ranges == power)
+        if len(own) >= QUIET_STEPS:
+            found.append(
+                HostShare(
+                    run.name,
+                    (2**power, 2 ** (power + 1) - 1),
+                    len(own),
+                    float(np.median(own.interval_ms)),
+                    float(np.median(own.span_ms)),
+                    float(np.median(own.interval_ms - own.span_ms)),
+                )
+            )
+    return found
+
+
+def neighbours(run: Run) -> list[Neighbour]:
+    """Return the times of pure steps beside a prompt's, over quiet ones: is every pure step's span right?"""
+    places = {"the step before": -1, "the first step after": 1, "the second step after": 2}
+    spans: dict[str, list[Floats]] = {place: [] for place in places}
+    medians: dict[str, list[Floats]] = {place: [] for place in places}
+    intervals: dict[str, list[Floats]] = {place: [] for place in places}
+    for (_, length), windows in _constants(run).items():
+        quiet_spans = _quiet_times(windows, length, run.uniform_drafts, "span_ms")
+        quiet_medians = _quiet_times(windows, length, run.uniform_drafts, "span_ms", np.median)
+        quiet_intervals = _quiet_times(windows, length, run.uniform_drafts, "interval_ms")
+        for own in windows:
+            is_pure = pure(own, length, run.uniform_drafts)
+            for place, moved in places.items():
+                beside = own.taken(is_pure & after(own.mixed, moved))
+                spans[place].append(_over(beside.span_ms, beside.batch_size, quiet_spans))
+                medians[place].append(_over(beside.span_ms, beside.batch_size, quiet_medians))
+                intervals[place].append(_over(beside.interval_ms, beside.batch_size, quiet_intervals))
+    found = []
+    for place in places:
+        of_intervals, of_spans = _mean(intervals[place]), _mean(spans[place])
+        if of_intervals is not None:
+            median = float(np.median(np.concatenate(medians[place]))) if of_spans is not None else None
+            found.append(Neighbour(run.name, place, of_intervals.rounds, of_spans, median, of_intervals))
+    return found
+
+
+def mixed_steps(run: Run) -> list[MixedSteps]:
+    """Return what prompts take more, by their length and kind of graph.
+
+    A quiet step of as many decoding requests is what each step is held against, interpolated between the
+    batch sizes with enough quiet steps.
+    """
+    rows: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+    for (prompt_tokens, length), windows in _constants(run).items():
+        quiet_spans = _quiet_times(windows, length, run.uniform_drafts, "span_ms")
+        quiet_intervals = _quiet_times(windows, length, run.uniform_drafts, "interval_ms")
+        if not quiet_intervals:
+            continue
+        for own in windows:
+            for first, last in episodes(own.mixed):
+                mixed, around = slice(first, last + 1), slice(first - 1, last + 2)
+                decoding = np.maximum(1, own.batch_size - own.new_requests)
+                span = own.span_ms[mixed] - _interpolated(quiet_spans, decoding[mixed])
+                interval = own.interval_ms[around] - _interpolated(quiet_intervals, decoding[around])
+                graph = own.graph[mixed][own.prompt_tokens[mixed].argmax()]
+                rows.setdefault((prompt_tokens, int(graph)), []).append(
+                    (
+                        float(own.batch_size[mixed].mean()),
+                        last + 1 - first,
+                        float(own.new_requests[mixed].sum()),
+                        float(span.sum()),
+                        float(interval.sum()),
+                    )
+                )
+    found = []
+    for (prompt_tokens, graph_code), values in sorted(rows.items()):
+        sizes, steps, prompts, spans, intervals = np.array(values, dtype=np.float64).T
+        known = spans[np.isfinite(spans)]
+        if np.isfinite(intervals).any():
+            found.append(
+                MixedSteps(
+                    run.name,
+                    prompt_tokens,
+                    GRAPHS[graph_code],
+                    len(values),
+                    float(sizes.mean()),
+                    float(steps.mean()),
+                    float(prompts.mean()),
+                    float(np.median(known)) if len(known) else None,
+                    float(np.nanmedian(intervals)),
+                )
+            )
+    return found
+
+
+def anatomies(run: Run) -> list[Anatomy]:
+    """Return what each policy's windows were made of."""
+    found = []
+    for loop, windows in sorted(run.loops.items()):
+        for policy in sorted({window.policy for window in windows}):
+            own = [window for window in windows if window.policy == policy]
+            if (anatomy := _anatomy(run, loop, policy, own)) is not None:
+                found.append(anatomy)
+    return found
+
+
+def explain(ratio: Estimate, own: Anatomy, other: Anatomy) -> Explanation:
+    """Return where the difference of two policies comes from: ``rate = batch · kept / step time``."""
+    return Explanation(
+        own.policy,
+        other.policy,
+        own.loop,
+        ratio,
+        own.tokens_per_request / other.tokens_per_request,
+        own.mean_batch / other.mean_batch,
+        other.step_ms / own.step_ms,
+        own,
+        other,
+    )
+
+
+def full_graph_share(run: Run, most: int | None = None) -> tuple[int, int] | None:
+    """Return how many pure steps of all closed loops there were and how many ran a full graph.
+
+    None where the engine does not tell.
+    """
+    steps = _joined(window.steps for own in run.loops.values() for window in own if window.steps is not None)
+    if steps is None:
+        return None
+    told = ~steps.mixed & (steps.graph > 0)
+    if most is not None:
+        told &= steps.batch_size <= most
+    return (int(told.sum()), int((steps.graph[told] == 1).sum())) if told.any() else None
+
+
+def _constants(run: Run) -> dict[tuple[int, int], list[Steps]]:
+    """Return the steps of the windows of constants, by prompt tokens and length."""
+    found: dict[tuple[int, int], list[Steps]] = {}
+    for loop, windows in run.loops.items():
+        for window in windows:
+            if window.constant is not None and window.steps is not None and len(window.steps):
+                found.setdefault((loop.prompt_tokens, window.constant), []).append(window.steps)
+    return found
+
+
+def _joined(parts: Iterable[Steps]) -> Steps | None:
+    known = [part for part in parts if len(part)]
+    if not known:
+        return None
+    return Steps(
+        **{
+            name: np.concatenate([getattr(part, name) for part in known])
+            for name in Steps.__dataclass_fields__
+        }
+    )
+
+
+def _cell(
+    run: str, prompt_tokens: int, size: int, length: int, steps: Steps, predicted: float | None
+) -> Cell:
+    kept = steps.kept_tokens.astype(np.float64)
+    known = np.isfinite(steps.span_ms)
+    enough = int(known.sum()) >= LEAST_STEPS
+    return Cell(
+        run,
+        prompt_tokens,
+        size,
+        length,
+        GRAPHS[int(np.bincount(steps.graph).argmax())],
+        len(steps),
+        float(kept.mean()) / size,
+        predicted,
+        rate(kept[known], steps.span_ms[known]) if enough else None,
+        rate(kept, steps.interval_ms),
+        float(np.median(steps.span_ms[known])) if enough else None,
+        float(np.median(steps.interval_ms)),
+    )
+
+
+def _quiet_times(
+    windows: Sequence[Steps],
+    length: int,
+    uniform: bool,
+    name: str,
+    average: Callable[[Floats], Any] = np.mean,
+) -> dict[int, float]:
+    """Return the average time of quiet pure steps by batch size, where there are enough."""
+    steps = _joined(own.taken(quiet(own) & pure(own, length, uniform)) for own in windows)
+    if steps is None:
+        return {}
+    times = getattr(steps, name)
+    steps, times = steps.taken(np.isfinite(times)), times[np.isfinite(times)]
+    sizes, counts = np.unique(steps.batch_size, return_counts=True)
+    return {
+        size: float(average(times[steps.batch_size == size]))
+        for size in sizes[counts >= QUIET_STEPS].tolist()
+    }
+
+
+def _over(times: Floats, sizes: NDArray[np.int64], quiet_times: dict[int, float]) -> Floats:
+    """Return each time over the quiet one of its batch size, where both are known."""
+    reference = np.array([quiet_times.get(size, np.nan) for size in sizes.tolist()])
+    ratios: Floats = times / reference
+    known: Floats = ratios[np.isfinite(ratios)]
+    return known
+
+
+def _mean(parts: Iterable[Floats]) -> Estimate | None:
+    values = np.concatenate([np.array([]), *parts])
+    if len(values) < QUIET_STEPS:
+        return None
+    return Estimate(float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values))), len(values))
+
+
+def episodes(mixed: Booleans) -> Iterator[tuple[int, int]]:
+    """Yield first and last place of each run of mixed steps with three pure ones before and after it."""
+    edges = np.diff(np.concatenate([[False], mixed, [False]]).astype(np.int8))
+    firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+    for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        alone = not mixed[max(0, first - 3) : first].any() and not mixed[last + 1 : last + 4].any()
+        if alone and first >= 3 and last + 3 < len(mixed):
+            yield first, last
+
+
+def _interpolated(times: dict[int, float], sizes: NDArray[np.int64]) -> Floats:
+    if not times:
+        return np.full(len(sizes), np.nan)
+    known = sorted(times)
+    found: Floats = np.interp(sizes, known, [times[own] for own in known])
+    return found
+
+
+def _anatomy(run: Run, loop: Loop, policy: str, windows: Sequence[Window]) -> Anatomy | None:
+    steps = _joined(window.steps for window in windows if window.steps is not None)
+    if steps is None:
+        return None
+    timed = np.isfinite(steps.interval_ms)
+    steps = steps.taken(timed)
+    decode = steps.taken(~steps.mixed)
+    if not len(decode):
+        return None
+    spans = decode.span_ms[np.isfinite(decode.span_ms)]
+    told = steps.graph > 0
+    total = float(steps.interval_ms.sum())
+    return Anatomy(
+        run.name,
+        loop,
+        policy,
+        len(steps),
+        float(steps.batch_size @ steps.interval_ms) / total,
+        float(steps.mixed.mean()),
+        float((steps.graph[told] != 1).mean()) if told.any() else None,
+        float(decode.kept_tokens.sum() / decode.batch_size.sum()),
+        float(steps.interval_ms.mean()),
+        float(decode.interval_ms.mean()),
+        float(spans.mean()) if len(spans) else None,
+        {
+            length: float(steps.interval_ms[steps.next_draft_length == length].sum()) / total
+            for length in np.unique(steps.next_draft_length).tolist()
+        },
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.0f}%"
