@@ -586,7 +586,7 @@ def _batches(found: Findings) -> str:
         in ("tuned", *(result.best for result in found.loops[own.run] if result.loop == own.loop))
     ]
     names = (
-        "run", "open", "prompt", "policy", "mean batch", "with a prompt", "without a full graph",
+        "run", "open", "prompt", "policy", "mean batch", "with a prompt", "pure without a full graph",
         "kept per request", "step, ms", "pure step, ms", "its span, ms", "time at each length",
     )  # fmt: skip
     text = "The tuned table and the best constant; the other policies are in `report.json`.\n\n"
@@ -629,7 +629,7 @@ def explained(why: stepping.Explanation) -> str:
         f" ({change(why.tokens_factor)}); mean batch {own.mean_batch:.1f} against {other.mean_batch:.1f}"
         f" ({change(why.batch_factor)}); steps of {own.step_ms:.2f} ms against {other.step_ms:.2f}"
         f" ({change(why.step_factor)}){spans}; with a prompt {percent(own.mixed_share)} against"
-        f" {percent(other.mixed_share)}, without a full graph {percent(own.without_full_graph)} against"
+        f" {percent(other.mixed_share)}, pure ones without a full graph {percent(own.without_full_graph)} against"
         f" {percent(other.without_full_graph)}. Lengths in its time: {lengths}."
     )
 

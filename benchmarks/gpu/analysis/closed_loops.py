@@ -25,7 +25,7 @@ class LoopResult:
     tied: tuple[str, ...]
     """The other constants that tie with it."""
     shares: dict[str, Estimate]
-    """Of the best constant's tokens per second, within rounds."""
+    """Of the best constant's tokens per second, within rounds; empty where only one policy was served."""
     against: dict[str, Estimate]
     """The tuned table's tokens per second over each other policy's, within rounds."""
 
@@ -42,7 +42,7 @@ def compare(run: str, loop: Loop, windows: Iterable[Window]) -> LoopResult:
     rounds = by_policy(windows)
     best = best_constant(rounds)
     shares = {}
-    if best is not None:
+    if best is not None and len(rounds) > 1:
         for name, own in rounds.items():
             share = ratios.within_rounds(own, rounds[best])
             if share is not None:

@@ -34,8 +34,8 @@ MARKERS = {"tuned": "o", "adapt": "D", "turbo": "s", "nightjar": "^", "documente
 LENGTH_COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999")
 LENGTH_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 SHAPES = ("-", "--", "-.", ":")
-LOWEST = 0.6
-"""Shares below are drawn at the edge: one bad constant is not to flatten all else."""
+LOWEST, HIGHEST = 0.5, 1.3
+"""Limits of shares that are drawn: one bad policy is not to flatten all else."""
 
 
 def draw(found: Findings, folder: Path) -> list[Path]:
@@ -61,72 +61,70 @@ def draw(found: Findings, folder: Path) -> list[Path]:
 def _loads(found: Findings, path: Path) -> Path | None:
     panels: dict[tuple[str, str, int, tuple[int, int]], list[LoopResult]] = {}
     for result in found.all_loops:
-        if result.best is not None and len(result.shares) > 1:
+        if any(name in COLOURS for name in result.shares):
             loop = result.loop
             key = result.run, loop.comparison, loop.prompt_tokens, loop.output_tokens
             panels.setdefault(key, []).append(result)
     if not panels:
         return None
     figure, axes = _grid(len(panels), 2.5)
-    low = (
-        min(
-            share.mean
-            for own in panels.values()
-            for result in own
-            for name, share in result.shares.items()
-            if name in COLOURS
-        )
-        if any(name in COLOURS for own in panels.values() for result in own for name in result.shares)
-        else 0.9
-    )
-    bottom = max(LOWEST, min(0.88, math.floor(20 * low - 0.4) / 20))
-    for axis, (key, own) in zip(axes, panels.items(), strict=False):
+    shown = [
+        share
+        for own in panels.values()
+        for result in own
+        for name, share in result.shares.items()
+        if name in COLOURS
+    ]
+    lowest = min(share.mean - (share.error or 0.0) for share in shown)
+    highest = max(share.mean + (share.error or 0.0) for share in shown)
+    limits = max(LOWEST, min(0.88, lowest - 0.02)), min(HIGHEST, max(1.05, highest + 0.01))
+    for axis, (key, own) in zip(axes, panels.items(), strict=True):
         several = sum(other[0] == key[0] for other in panels) > 1
-        title = f"{key[0]}, prompts of {key[2]:,}" if several else key[0]
-        _loads_panel(axis, own, title, bottom)
+        _loads_panel(axis, own, f"{key[0]}, prompts of {key[2]:,}" if several else key[0], limits)
     _finish(figure, axes, "tokens/s, share of the best constant", "open requests", path)
     return path
 
 
-def _loads_panel(axis: Axes, own: Sequence[LoopResult], title: str, bottom: float) -> None:
+def _loads_panel(axis: Axes, own: Sequence[LoopResult], title: str, limits: tuple[float, float]) -> None:
     loads = [result.loop.open for result in own]
     names = {name for result in own for name in result.shares}
     constants = sorted((name for name in names if constant_length(name) is not None), key=constant_length_of)
     axis.axhspan(0.98, 1.02, color="#000000", alpha=0.07, linewidth=0, label="a tie (2%)")
     axis.axhline(0.97, color="#444444", linewidth=0.8, linestyle=(0, (1, 2)), label="goal, 97%")
     for name in constants:
-        length = constant_length_of(name)
-        _line(axis, own, name, bottom, color="#9a9a9a", linewidth=0.9, linestyle=SHAPES[length % 4],
-              label=f"constant {length}", zorder=1)  # fmt: skip
-    for name, colour in COLOURS.items():
-        if name in names:
-            _line(axis, own, name, bottom, color=colour, marker=MARKERS[name], markersize=4, label=name,
-                  linewidth=2.0 if name == "tuned" else 1.3, zorder=4 if name == "tuned" else 3,
-                  errors=True)  # fmt: skip
+        length, longest = constant_length_of(name), name == constants[-1]
+        shares = np.array([_mean_of(result, name) for result in own])
+        if np.nanmax(shares) < limits[0]:
+            continue
+        axis.plot(
+            np.arange(len(own)), shares, color="#000000" if longest else "#9a9a9a", label=f"constant {length}",
+            linewidth=1.2 if longest else 0.9, linestyle=SHAPES[length % len(SHAPES)], zorder=2,
+        )  # fmt: skip
+    drawn = [name for name in COLOURS if name in names]
+    for place, name in enumerate(drawn):
+        # Side by side, or error bars would hide each other.
+        aside = 0.03 * len(own) * (place - (len(drawn) - 1) / 2)
+        errors = [(result.shares[name].error or 0.0) if name in result.shares else 0.0 for result in own]
+        axis.errorbar(
+            np.arange(len(own)) + aside, [_mean_of(result, name) for result in own], yerr=errors,
+            color=COLOURS[name], marker=MARKERS[name], markersize=4, label=name, elinewidth=0.9, capsize=2,
+            linewidth=2.0 if name == "tuned" else 1.2, zorder=4 if name == "tuned" else 3,
+        )  # fmt: skip
     axis.set_xticks(range(len(loads)), [str(load) for load in loads])
+    axis.set_xlim(-0.2 - 0.05 * len(own), len(own) - 0.8 + 0.05 * len(own))
     axis.set_title(title)
-    axis.set_ylim(bottom, 1.06)
+    axis.set_ylim(*limits)
     axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+
+
+def _mean_of(result: LoopResult, name: str) -> float:
+    return result.shares[name].mean if name in result.shares else float("nan")
 
 
 def constant_length_of(name: str) -> int:
     """Return the length of a constant; -1 of any other policy."""
     length = constant_length(name)
     return -1 if length is None else length
-
-
-def _line(
-    axis: Axes, own: Sequence[LoopResult], name: str, bottom: float, errors: bool = False, **style: Any
-) -> None:
-    shares = [result.shares.get(name) for result in own]
-    means = np.array([np.nan if share is None else share.mean for share in shares])
-    wide = np.array([0.0 if share is None or share.error is None else share.error for share in shares])
-    places = np.arange(len(own))
-    means = np.where(means < bottom, np.nan, means) if not errors else np.maximum(means, bottom)
-    if errors:
-        axis.errorbar(places, means, yerr=wide, elinewidth=0.9, capsize=2, **style)
-    else:
-        axis.plot(places, means, **style)
 
 
 def _recoveries(found: Findings, path: Path) -> Path | None:
@@ -136,8 +134,10 @@ def _recoveries(found: Findings, path: Path) -> Path | None:
     if not panels:
         return None
     figure, axes = _grid(len(panels), 2.7)
-    low = min(share for recovery in found.recoveries for share in recovery.shares)
-    bottom = min(0.9, math.floor(10 * max(low, 0.3)) / 10)
+    shares = [share for recovery in found.recoveries for share in recovery.shares]
+    stale = [recovery.stale.mean for recovery in found.recoveries if recovery.stale is not None]
+    bottom = min(0.9, math.floor(10 * max(min(*shares, *stale, 0.9), 0.3)) / 10)
+    top = min(HIGHEST, max(1.05, max(shares) + 0.02))
     for axis, ((run, kind, open_requests), own) in zip(axes, panels.items(), strict=False):
         spread = max((recovery.right_spread or 0.0) for recovery in own)
         axis.axhspan(1 - spread, 1 + spread, color="#000000", alpha=0.08, linewidth=0)
@@ -150,11 +150,11 @@ def _recoveries(found: Findings, path: Path) -> Path | None:
             if recovery.stale is not None:
                 axis.axhline(recovery.stale.mean, color=colour, linewidth=1.0, linestyle="--")
         axis.set_title(f"{run}: {kind}, {open_requests} open")
-        axis.set_ylim(bottom, 1.1)
+        axis.set_ylim(bottom, top)
         axis.set_xlim(left=0)
         axis.yaxis.set_major_formatter(FuncFormatter(_percent))
         axis.legend(loc="lower right", fontsize=7.5, handlelength=1.6, labelspacing=0.25)
-    figure.supxlabel("seconds from the start, or the switch", fontsize=9)
+    figure.supxlabel("seconds from the start, or the switch (dotted: the goal)", fontsize=9)
     figure.supylabel("tokens/s, share of the right table", fontsize=9)
     figure.savefig(path, dpi=180)
     plt.close(figure)

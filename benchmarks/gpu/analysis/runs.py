@@ -156,6 +156,12 @@ class Run:
         return re.search(r"cudagraph[-_]capture[-_]size", self.serve) is not None
 
     @property
+    def as_profiled(self) -> bool:
+        """Whether the engine runs in the graph mode that its document was profiled in."""
+        profiled_full = self.result["fingerprint"]["cudagraphMode"] == "FULL"
+        return self.graphs in ("advised", "default") or (self.graphs == "full" and profiled_full)
+
+    @property
     def fixed_length(self) -> int | None:
         """The fixed length of an engine without a table, which its name tells; None of others."""
         found = re.search(r"fixed-?(\d+)", self.name)
@@ -222,7 +228,7 @@ def read(folder: Path, results: Path) -> list[Run]:
     """Return the runs of ``folder``, by name; their documents lie there or anywhere below ``results``."""
     return [
         Run(path.stem, result, _steps(path), _document(result["document"], (folder, results)))
-        for path in sorted(folder.glob("*.json"))
+        for path in sorted(folder.glob("*.json"), key=lambda own: own.stem)
         for result in [json.loads(path.read_text())]
         if isinstance(result, dict) and "records" in result and "serve" in result
     ]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
-from gpu.analysis import closed_loops, ratios
+from gpu.analysis import ratios
 from gpu.analysis.closed_loops import LoopResult
 from gpu.analysis.ratios import Estimate
-from gpu.analysis.runs import Graphs, Loop, Run, Window
+from gpu.analysis.runs import Graphs, Loop, Run, by_policy
 
 from tabletune import advice
 from tabletune.costs import CostModel
@@ -217,23 +217,12 @@ def repeats(runs: Sequence[Run], loops: dict[str, list[LoopResult]]) -> list[Agr
             for first, second in _common(loops[run.name], loops[other.name]):
                 if first.best is None:
                     continue
-                again = closed_loops.compare(
-                    other.name, second.loop, _windows(other, second.loop, first.best)
-                )
+                again = by_policy(other.loops[second.loop])
                 for policy, share in first.shares.items():
-                    if policy != first.best and policy in again.shares:
-                        own = again.shares[policy]
-                        found.append(
-                            Agreement(
-                                run.name,
-                                other.name,
-                                first.loop,
-                                policy,
-                                share,
-                                own,
-                                ratios.agree(share, own),
-                            )
-                        )
+                    own = ratios.within_rounds(again.get(policy, {}), again.get(first.best, {}))
+                    if policy != first.best and own is not None:
+                        agrees = ratios.agree(share, own)
+                        found.append(Agreement(run.name, other.name, first.loop, policy, share, own, agrees))
     return found
 
 
@@ -269,11 +258,6 @@ def predicted_ratio(run: Run, other: Run, loop: Loop) -> float | None:
     place = min(loop.open, len(before), len(after)) - 1
     ratio = float(before[place] / after[place])
     return ratio if np.isfinite(ratio) else None
-
-
-def _windows(run: Run, loop: Loop, best: str) -> list[Window]:
-    """Return a loop's windows with no constant but ``best``, so that this is what shares are of."""
-    return [window for window in run.loops[loop] if window.policy == best or window.constant is None]
 
 
 def _pairs(runs: Sequence[Run], kind: Graphs, other: Graphs) -> Iterator[tuple[Run, Run]]:

@@ -44,7 +44,7 @@ class Cell:
     tokens_per_request: float
     """E[K] as measured: kept tokens per request and step."""
     predicted: float | None
-    """Tokens per second by the document; None without one, or without a price."""
+    """Tokens per second by the document; None without one, without a price, or in another graph mode."""
     by_span: Estimate | None
     """Kept tokens over GPU time; None where spans are not known."""
     by_interval: Estimate
@@ -130,7 +130,7 @@ class Anatomy:
     mixed_share: float
     """Of steps, as are the other shares."""
     without_full_graph: float | None
-    """None where the engine does not tell."""
+    """Of pure steps; None where the engine does not tell."""
     tokens_per_request: float
     """Kept tokens per request in a pure step."""
     step_ms: float
@@ -171,18 +171,22 @@ class Explanation:
         name = choose(factors, key=lambda factor: factors[factor])
         if name != "step time":
             return name
-        without = (self.own.without_full_graph or 0.0) - (self.other.without_full_graph or 0.0)
-        mixed = self.own.mixed_share - self.other.mixed_share
-        against = 1 if self.ratio.mean < 1 else -1
-        if against * without > 0.02:
-            return f"step time: steps without a full graph ({_percent(without)} of steps)"
-        if against * mixed > 0.02:
-            return f"step time: steps with a prompt ({_percent(mixed)} of steps)"
-        if self.own.span_ms is not None and self.other.span_ms is not None:
-            gpu = self.own.span_ms - self.other.span_ms
-            host = (self.own.pure_ms - self.own.span_ms) - (self.other.pure_ms - self.other.span_ms)
-            return "step time: the GPU's" if against * gpu >= against * host else "step time: the host's"
-        return name
+        parts = self._step_parts()
+        return f"step time: {max(parts, key=lambda part: parts[part])}"
+
+    def _step_parts(self) -> dict[str, float]:
+        """Return the milliseconds of a step by which the loser's is longer, by what they are spent on."""
+        longer, shorter = (self.own, self.other) if self.ratio.mean < 1 else (self.other, self.own)
+        parts = {"prompts": (longer.step_ms - longer.pure_ms) - (shorter.step_ms - shorter.pure_ms)}
+        without = (longer.without_full_graph or 0.0) - (shorter.without_full_graph or 0.0)
+        if without > 0.02:
+            parts["pure steps without a full graph"] = longer.pure_ms - shorter.pure_ms
+        elif longer.span_ms is not None and shorter.span_ms is not None:
+            parts["the GPU's"] = longer.span_ms - shorter.span_ms
+            parts["the host's"] = longer.pure_ms - shorter.pure_ms - parts["the GPU's"]
+        else:
+            parts["pure steps"] = longer.pure_ms - shorter.pure_ms
+        return parts
 
 
 def pure(steps: Steps, length: int, uniform: bool) -> Booleans:
@@ -249,7 +253,7 @@ def predicted_goodput(document: Document) -> dict[tuple[int, int], float]:
 
 def cells(run: Run) -> list[Cell]:
     """Return the cells with enough pure steps in the windows of constants, by prompts, length, batch size."""
-    predicted = predicted_goodput(run.document) if run.document is not None else {}
+    predicted = predicted_goodput(run.document) if run.document is not None and run.as_profiled else {}
     found = []
     for (prompt_tokens, length), windows in sorted(_constants(run).items()):
         steps = _joined(own.taken(pure(own, length, run.uniform_drafts)) for own in windows)
@@ -511,7 +515,7 @@ def _anatomy(run: Run, loop: Loop, policy: str, windows: Sequence[Window]) -> An
     if not len(decode):
         return None
     spans = decode.span_ms[np.isfinite(decode.span_ms)]
-    told = steps.graph > 0
+    told = decode.graph > 0
     total = float(steps.interval_ms.sum())
     return Anatomy(
         run.name,
@@ -520,7 +524,7 @@ def _anatomy(run: Run, loop: Loop, policy: str, windows: Sequence[Window]) -> An
         len(steps),
         float(steps.batch_size @ steps.interval_ms) / total,
         float(steps.mixed.mean()),
-        float((steps.graph[told] != 1).mean()) if told.any() else None,
+        float((decode.graph[told] != 1).mean()) if told.any() else None,
         float(decode.kept_tokens.sum() / decode.batch_size.sum()),
         float(steps.interval_ms.mean()),
         float(decode.interval_ms.mean()),
@@ -530,7 +534,3 @@ def _anatomy(run: Run, loop: Loop, policy: str, windows: Sequence[Window]) -> An
             for length in np.unique(steps.next_draft_length).tolist()
         },
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.0f}%"

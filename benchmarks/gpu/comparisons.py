@@ -1,0 +1,326 @@
+"""The comparisons: each serves policies under a load and returns what was kept, window by window.
+
+A window is one policy's turn: its document is put in place, the load settles, then tokens are counted.
+Policies are compared within a round, in which each has one window in random order, since the host's speed
+drifts (ENGINE.md 6). A timeline is one policy's longer stay, cut into slices: how it finds its way.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gpu import inside, policies
+from gpu.engines import Engine
+from gpu.loads import Load, Shape
+from gpu.policies import Policy
+
+from tabletune.documents import Document
+
+SETTLE_SECONDS = 0.7
+"""After a change of policy: some tens of steps, in which lengths, and by them the live batch, follow."""
+RAMP_SECONDS = 3.0
+"""After a change of load: requests are out of step with each other by then."""
+SLICE_SECONDS = 2.5
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Bench:
+    """What a comparison works with."""
+
+    engine: Engine
+    load: Load
+    document: Document
+    keep: Callable[[Record], None]
+    """Called with each record as soon as it is there: a death of the engine must not lose the others."""
+
+    def policy(self, name: str) -> Policy:
+        """Return the named policy of this setting's document."""
+        return policies.named(name, self.document)
+
+
+def loads(
+    bench: Bench,
+    open: Sequence[int],
+    policies: Sequence[str] = ("constants", "tuned"),
+    rounds: int = 5,
+    seconds: float = 2.0,
+    prompt_tokens: int = 256,
+    output_tokens: Sequence[int] = (300, 700),
+    name: str = "loads",
+) -> None:
+    """Closed loops of so many open requests, each under all policies, in rounds."""
+    shape = Shape(prompt_tokens, (output_tokens[0], output_tokens[1]))
+    for count in open:
+        chosen = [bench.policy(policy) for policy in _expand(policies, bench.document)]
+        bench.engine.forget_rivals()
+        bench.load.keep_open(count, shape)
+        bench.load.sleep(_ramp(count, prompt_tokens))
+        for number, policy in _in_rounds(chosen, rounds, seed=count):
+            window = _window(bench, policy, seconds)
+            bench.keep({"comparison": name, "open": count, "round": number, **_shape(shape), **window})
+        bench.load.end()
+
+
+def arrivals(
+    bench: Bench,
+    per_second: Sequence[float],
+    policies: Sequence[str] = ("tuned",),
+    rounds: int = 2,
+    seconds: float = 6.0,
+    prompt_tokens: int = 256,
+    output_tokens: Sequence[int] = (300, 700),
+) -> None:
+    """Requests at random moments, so many a second, with their latencies; the rate is a load's capacity."""
+    shape = Shape(prompt_tokens, (output_tokens[0], output_tokens[1]))
+    chosen = [bench.policy(policy) for policy in _expand(policies, bench.document)]
+    for rate in per_second:
+        bench.load.arrive(rate, shape)
+        bench.load.sleep(RAMP_SECONDS)
+        for number, policy in _in_rounds(chosen, rounds, seed=round(rate)):
+            window = _window(bench, policy, seconds, settle=2.0)
+            bench.keep(
+                {"comparison": "arrivals", "perSecond": rate, "round": number, **_shape(shape), **window}
+            )
+        bench.load.end()
+
+
+def jumps(
+    bench: Bench,
+    open: Sequence[int],
+    policies: Sequence[str],
+    rounds: int = 2,
+    stay: float = 3.0,
+) -> None:
+    """A load that jumps from one number of open requests to the next and round again."""
+    for number, policy in _in_rounds([bench.policy(name) for name in policies], rounds, seed=7):
+        bench.load.keep_open(open[0])
+        bench.load.sleep(1.0)
+        bench.engine.serve(policy, bench.load)
+        began = time.perf_counter()
+        for count in [*open, *open]:
+            bench.load.keep_open(count)
+            bench.load.sleep(stay)
+        ended = time.perf_counter()
+        bench.keep(
+            {
+                "comparison": "jumps",
+                "open": list(open),
+                "round": number,
+                "policy": policy.name,
+                "began": began,
+                "seconds": ended - began,
+                "tokensPerSecond": bench.load.tokens(began, ended) / (ended - began),
+            }
+        )
+    bench.load.end()
+
+
+def recovery(
+    bench: Bench,
+    open: int,
+    start: Sequence[str] = ("all 0",),
+    seconds: float = 35.0,
+    rates: Sequence[float] | None = None,
+    policies: Sequence[str] = ("constants", "tuned"),
+) -> None:
+    """Mode adapt from a wrong start, and before and after it what the right table and constants keep.
+
+    ``start`` are kinds of wrong start (:func:`wrong`). ``rates`` are survival rates of the workload that
+    the engine is switched to; the document stays that of the old workload then, "tuned" is its table,
+    stale, and "retuned" the table that knows the new rates.
+    """
+    bench.load.keep_open(open, Shape())
+    bench.load.sleep(_ramp(open, Shape().prompt_tokens))
+    name = "switch" if rates else "recovery"
+    old = list(bench.document.acceptance.survival)
+    if rates:
+        bench.engine.call(inside.accept, list(rates))
+    references = [bench.policy(policy) for policy in _expand(policies, bench.document)]
+    if rates:
+        references.append(_retuned(rates, bench.document))
+    for kind in start:
+        common = {"comparison": name, "open": open, "start": kind, "rates": list(rates or old)}
+        for when in ("before", "after"):
+            for number, policy in _in_rounds(references, 2, seed=len(kind)):
+                window = _window(bench, policy, SLICE_SECONDS)
+                bench.keep({**common, "when": when, "round": number, **window})
+            if when == "before":
+                slices = _timeline(bench, wrong(kind, bench.document), seconds)
+                bench.keep({**common, "when": "timeline", **slices})
+    if rates:
+        bench.engine.call(inside.accept, old)
+    bench.load.end()
+
+
+def cost(bench: Bench, open: int, rounds: int = 8, seconds: float = 2.0) -> None:
+    """The same length with the plugin adapting and with the plugin out of the engine's path.
+
+    The document is a table of one length and no other is allowed, so that both serve the same.
+    """
+    constant = policies.adapting(policies.named(f"constant {_served(bench, open)}", bench.document).document)
+    allowed = constant.control.model_copy(update={"allowed_lengths": (_served(bench, open),)})
+    adapting = Policy("plugin adapting", constant.model_copy(update={"control": allowed}))
+    bench.load.keep_open(open, Shape())
+    bench.load.sleep(_ramp(open, Shape().prompt_tokens))
+    bench.engine.serve(adapting, bench.load)
+    for number in range(rounds):
+        for without in random.Random(number).sample([True, False], 2):
+            bench.engine.call(inside.bypass, without)
+            bench.load.sleep(SETTLE_SECONDS)
+            began, ended = bench.load.sleep(seconds)
+            bench.keep(
+                {
+                    "comparison": "cost",
+                    "open": open,
+                    "round": number,
+                    "policy": "without plugin" if without else adapting.name,
+                    "tokensPerSecond": bench.load.tokens(began, ended) / (ended - began),
+                }
+            )
+    bench.engine.call(inside.bypass, False)
+    bench.load.end()
+
+
+def bursts(bench: Bench, count: int, requests: Sequence[int], tokens: int = 40, length: int = 1) -> None:
+    """Bursts of equal requests that drain together, which have killed engines (ENGINE.md 3)."""
+    policy = bench.policy(f"constant {length}")
+    bench.engine.serve(policy, bench.load)
+    chance = random.Random(count)
+    survived = 0
+    try:
+        for _ in range(count):
+            bench.load.burst(chance.randint(*requests), tokens)
+            if not bench.load.wait_until_drained(60):
+                raise RuntimeError("a burst did not drain within 60 s")
+            survived += 1
+    finally:
+        bench.keep(
+            {
+                "comparison": "bursts",
+                "asked": count,
+                "survived": survived,
+                "policy": policy.name,
+                "requests": list(requests),
+                "tokens": tokens,
+            }
+        )
+
+
+def wrong(kind: str, document: Document) -> Policy:
+    """Return mode adapt from a wrong start.
+
+    Kinds: ``tuned`` (not wrong), ``all 0``, ``all longest``, ``drafter A,B,C`` (survival rates),
+    ``times F`` (all times scaled by F), ``times F length K`` and ``times F batch B``.
+    """
+    words = kind.split()
+    if words[0] == "drafter":
+        rates = [float(rate) for rate in words[1].split(",")]
+        return Policy(f"adapt from {kind}", policies.adapting(policies.drafted_by(rates, document)))
+    if words[0] == "times":
+        length = int(words[3]) if words[2:3] == ["length"] else None
+        batch_size = int(words[3]) if words[2:3] == ["batch"] else None
+        scaled = policies.scaled(document, float(words[1]), length, batch_size)
+        return Policy(f"adapt from {kind}", policies.adapting(scaled))
+    return policies.named("adapt" if kind == "tuned" else f"adapt from {kind}", document)
+
+
+COMPARISONS = {function.__name__: function for function in (loads, arrivals, jumps, recovery, cost, bursts)}
+
+
+def _expand(names: Sequence[str], document: Document) -> Iterator[str]:
+    for name in names:
+        if name == "constants":
+            yield from policies.constants(document)
+        else:
+            yield name
+
+
+def _in_rounds(chosen: Sequence[Policy], rounds: int, seed: int) -> Iterator[tuple[int, Policy]]:
+    chance = random.Random(seed)
+    for number in range(rounds):
+        for policy in chance.sample(list(chosen), len(chosen)):
+            yield number, policy
+
+
+def _ramp(count: int, prompt_tokens: int) -> float:
+    """Return seconds until all prompts are in and requests are out of step with each other."""
+    return RAMP_SECONDS + count * prompt_tokens / 60_000
+
+
+def _shape(shape: Shape) -> Record:
+    return {"promptTokens": shape.prompt_tokens, "outputTokens": list(shape.output_tokens)}
+
+
+def _served(bench: Bench, count: int) -> int:
+    """Return the table's length for so many requests."""
+    return next(length for first, last, length in bench.document.table if first <= count <= last)
+
+
+def _retuned(rates: Sequence[float], document: Document) -> Policy:
+    right = policies.named("tuned", policies.drafted_by(rates, document))
+    return Policy("retuned", right.document)
+
+
+def _window(bench: Bench, policy: Policy, seconds: float, settle: float = SETTLE_SECONDS) -> Record:
+    followed = bench.engine.serve(policy, bench.load)
+    bench.load.sleep(settle)
+    began, ended = bench.load.sleep(seconds)
+    finished = bench.load.done(began, ended)
+    record = {
+        "policy": policy.name,
+        "followedSeconds": round(followed, 2),
+        "began": began,
+        "seconds": round(ended - began, 4),
+        "tokensPerSecond": round(bench.load.tokens(began, ended) / (ended - began), 1),
+        "finished": len(finished),
+        **_latencies(finished),
+    }
+    bench.load.forget(began)
+    return record
+
+
+def _latencies(finished: Sequence[Any]) -> Record:
+    """Return medians and 99th percentiles, in milliseconds, of the requests that finished."""
+    told = [done for done in finished if done.tokens > 1]
+    if not told:
+        return {}
+    first = np.array([(done.first_at - done.due_at) * 1e3 for done in told])
+    each = np.array([(done.last_at - done.first_at) * 1e3 / (done.tokens - 1) for done in told])
+    return {
+        "msToFirstToken": [round(float(value), 2) for value in np.percentile(first, (50, 99))],
+        "msPerToken": [round(float(value), 3) for value in np.percentile(each, (50, 99))],
+    }
+
+
+def _timeline(bench: Bench, policy: Policy, seconds: float) -> Record:
+    """Serve one policy for ``seconds`` and tell what was kept in each slice, and what the plugin says."""
+    bench.engine.call(inside.unlearn)
+    bench.engine.serve(policy, bench.load)
+    start = time.perf_counter()
+    kept, reports = [], []
+    while time.perf_counter() - start < seconds:
+        began, ended = bench.load.sleep(SLICE_SECONDS)
+        kept.append(round(bench.load.tokens(began, ended) / (ended - began), 1))
+        report = bench.engine.call(inside.report)
+        report["ranges"] = _ranges(report.pop("lookup"))
+        reports.append({"at": round(ended - start, 2), **report})
+        bench.load.forget(began)
+    return {"policy": policy.name, "began": start, "tokensPerSecond": kept, "reports": reports}
+
+
+def _ranges(lookup: Sequence[int]) -> list[list[int]]:
+    """Return a lookup as ranges ``[first, last, K]``."""
+    ranges: list[list[int]] = []
+    for size, length in enumerate(lookup[1:], start=1):
+        if ranges and ranges[-1][2] == length:
+            ranges[-1][1] = size
+        else:
+            ranges.append([size, size, length])
+    return ranges

@@ -1,0 +1,149 @@
+"""Serves one engine under many policies, all through the plugin and its file, and keeps what they yield.
+
+A plan (`plans/*.yaml`) lists the comparisons. One engine start makes them all; the load comes from this
+process, the engine core is another. Written are FOLDER/NAME.json, FOLDER/NAME.jsonl while it runs, and
+FOLDER/NAME-steps.npz with every step of the engine.
+
+    python benchmarks/gpu/serve.py --plan PLAN.yaml --document DOC.json --output FOLDER --name NAME -- MODEL …
+
+The arguments after `--` are those of `vllm serve`. With `--plain` the engine runs without the plugin, as vLLM
+does with a fixed length; the plan may then name one policy only, and no steps are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+import machines  # noqa: E402
+from gpu import comparisons, inside, policies  # noqa: E402
+from gpu.engines import Engine  # noqa: E402
+from gpu.loads import Load  # noqa: E402
+
+from tabletune import documents  # noqa: E402
+
+
+def main() -> int:
+    """Start, wait for the turn, compare, write; returns 1 where something failed, with what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--document", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--name", required=True, help="of the setting; names the files")
+    parser.add_argument(
+        "--turn", type=Path, help="file to lock while measuring, for engines that share a GPU"
+    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no comparison after so many")
+    parser.add_argument("--plain", action="store_true", help="vLLM as it is, without the plugin")
+    parser.add_argument("--prompts", type=Path, help="real prompts, JSON lists of token ids, one a line")
+    parser.add_argument("serve", nargs="+")
+    asked = parser.parse_args()
+    document = documents.parse(asked.document.read_bytes())
+    plan = yaml.safe_load(asked.plan.read_text())
+    asked.output.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {
+        "what": __doc__.splitlines()[0],
+        "conditions": machines.conditions("torch", "vllm"),
+        "plan": asked.plan.name,
+        "plans": plan,
+        "serve": asked.serve,
+        "document": asked.document.name,
+        "table": document.table,
+        "fingerprint": document.fingerprint.model_dump(mode="json", by_alias=True),
+        "records": [],
+        "failures": [],
+    }
+    target = asked.output / f"{asked.name}.json"
+    lines = target.with_suffix(".jsonl").open("w")
+
+    def keep(record: dict[str, Any]) -> None:
+        result["records"].append(record)
+        lines.write(json.dumps(record) + "\n")
+        lines.flush()
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            volume = policies.Volume(Path(folder), policies.named("tuned", document).document)
+            with Engine(asked.serve, None if asked.plain else volume) as engine:
+                result["secondsStart"] = round(engine.seconds_start, 1)
+                _say(f"{asked.name}: started in {engine.seconds_start:.0f} s")
+                with _turn(asked.turn):
+                    _compare(engine, document, plan, asked, keep, result)
+    except Exception:
+        result["failures"].append(traceback.format_exc())
+    machines.write(target, result)
+    for failure in result["failures"]:
+        _say(failure)
+    return 1 if result["failures"] else 0
+
+
+def _compare(
+    engine: Engine,
+    document: documents.Document,
+    plan: list[dict[str, Any]],
+    asked: argparse.Namespace,
+    keep: Any,
+    result: dict[str, Any],
+) -> None:
+    began = time.perf_counter()
+    result["secondsBegan"] = began
+    if not asked.plain:
+        engine.call(inside.record)
+    engine.call(inside.quiet)
+    prompts = None
+    if asked.prompts is not None:
+        prompts = [json.loads(line) for line in asked.prompts.read_text().splitlines()]
+    load = Load(engine.client, engine.vocabulary, prompts)
+    bench = comparisons.Bench(engine, load, document, keep)
+    try:
+        for entry in plan:
+            chosen = dict(entry)
+            name = chosen.pop("compare")
+            at = time.perf_counter() - began
+            if at > asked.seconds:
+                result["failures"].append(f"{name} was not begun: {at:.0f} s had passed")
+                continue
+            _say(f"{asked.name}: {name} {chosen} at {at:.0f} s")
+            comparisons.COMPARISONS[name](bench, **chosen)
+            machines.write(asked.output / f"{asked.name}.json", result)
+    finally:
+        with contextlib.suppress(Exception):
+            load.end()
+            if not asked.plain:
+                steps = (asked.output / f"{asked.name}-steps.npz").absolute()
+                result["steps"] = engine.call(inside.keep, str(steps))
+        result["secondsMeasured"] = round(time.perf_counter() - began, 1)
+        load.close()
+
+
+@contextlib.contextmanager
+def _turn(path: Path | None) -> Iterator[None]:
+    """Hold the lock at ``path`` so that no other engine on the GPU is measured at the same time."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

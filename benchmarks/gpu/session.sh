@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# All settings on a machine with two H200, in 25 minutes: one lane a GPU, each a script that runs on its own.
+#
+#   bash benchmarks/gpu/session.sh a|b OUT        in the repository root; vLLM and TableTune on the PYTHONPATH
+#
+# Engines of a lane start side by side and then take turns: what is measured has its GPU alone. Each lane keeps
+# to its half of the cores. Profiles come first, from the product's own command, since their documents decide
+# what is compared.
+set -u
+lane=$1 out=$(realpath -m "$2")
+here=$(dirname "$0")
+results=$here/../results
+shapes=${SHAPES:-/root/shapes}
+turn=$out/turn-$lane
+mkdir -p "$out"
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONUNBUFFERED=1
+export CUDA_VISIBLE_DEVICES=$([ "$lane" = a ] && echo 0 || echo 1)
+half=$(($(nproc) / 2))
+if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
+  first=$([ "$lane" = a ] && echo 0 || echo "$half")
+  taskset -pc "$first-$((first + half - 1))" $$ >/dev/null
+fi
+[ -d "$shapes" ] || python3 "$here/shapes.py" "$shapes"
+
+# Aligned for the lengths 0 to 3 and 252 requests, as `tabletune render` wrote them.
+aligned=$(python3 -c "import sys, yaml; print(*yaml.safe_load(open(sys.argv[1]))['cudagraph-capture-sizes'])" \
+  "$results/gpu/h200-qwen3-4b-eagle3-vllm-args.yaml")
+
+# serving NAME PLAN DOCUMENT GIB-OF-KV-CACHE [option...] -- ARGUMENTS...
+serving() {
+  local name=$1 plan=$2 document=$3 gib=$4
+  shift 4
+  local options=()
+  while [ "$1" != -- ]; do options+=("$1"); shift; done
+  python3 "$here/serve.py" --plan "$here/plans/$plan.yaml" --document "$document" --output "$out" --name "$name" \
+    --turn "$turn" "${options[@]}" "$@" --load-format dummy --skip-tokenizer-init --gpu-memory-utilization 0.1 \
+    --kv-cache-memory-bytes $((gib << 30)) >"$out/$name.log" 2>&1
+  echo "$(date +%T) $name ended with $?" >>"$out/lane-$lane.log"
+}
+
+# profiling NAME GIB-OF-KV-CACHE ARGUMENTS...
+profiling() {
+  local name=$1 gib=$2
+  shift 2
+  local began=$SECONDS
+  python3 -c 'from tabletune_profiler.main import run; run()' profile --output "$out/$name-document.json" --plot -- \
+    "$@" --load-format dummy --skip-tokenizer-init --gpu-memory-utilization 0.1 \
+    --kv-cache-memory-bytes $((gib << 30)) >"$out/$name-profile.log" 2>&1
+  echo "$(date +%T) profile of $name ended with $? after $((SECONDS - began)) s" >>"$out/lane-$lane.log"
+}
+
+synthetic() { # METHOD MODEL-OR-EMPTY LENGTH RATES
+  echo "{\"method\":\"$1\",${2:+\"model\":\"$2\",}\"num_speculative_tokens\":$3,\"rejection_sample_method\":\"synthetic\",\"synthetic_acceptance_rates\":$4}"
+}
+
+lane_a() {
+  local spec engine document
+  spec=$(synthetic eagle3 "$shapes/qwen3-4b-eagle3" 3 '[0.76,0.56,0.42]')
+  engine=("$shapes/qwen3-4b" --max-model-len 10240 --speculative-config "$spec")
+  document=$results/off-h200-eagle3-document.json
+  serving eagle3-default constants "$results/gpu/h200-qwen3-4b-eagle3-default.json" 19 -- "${engine[@]}" \
+    --max-num-seqs 256 &
+  serving eagle3-fixed3 fixed "$document" 7 --plain -- "${engine[@]}" --max-num-seqs 252 \
+    --cudagraph-capture-sizes $aligned &
+  serving eagle3-full full "$document" 19 -- "${engine[@]}" --max-num-seqs 252 \
+    --cudagraph-capture-sizes $aligned --compilation-config '{"cudagraph_mode":"FULL"}' &
+  sleep 10
+  serving eagle3-advised eagle3 "$document" 22 --seconds "${SECONDS_ADVISED:-870}" -- "${engine[@]}" \
+    --max-num-seqs 252 --cudagraph-capture-sizes $aligned &
+  wait
+}
+
+lane_b() {
+  local small moe mtp
+  small=("$shapes/qwen3-4b" --max-model-len 4096 --max-num-seqs 252 --cudagraph-capture-sizes $aligned
+    --speculative-config "$(synthetic draft_model "$shapes/qwen3-0.6b" 3 '[0.78,0.6,0.46]')")
+  moe=("$shapes/qwen3-30b-a3b" --max-model-len 4096 --max-num-seqs 252 --cudagraph-capture-sizes $aligned
+    --speculative-config "$(synthetic eagle3 "$shapes/qwen3-30b-a3b-eagle3" 3 '[0.7,0.5,0.36]')")
+  mtp=("$shapes/mimo-7b" --max-model-len 4096 --max-num-seqs 252 --cudagraph-capture-sizes $aligned
+    --speculative-config "$(synthetic mtp '' 3 '[0.85,0.6,0.4]')")
+  profiling draft-model 16 "${small[@]}"
+  serving draft-model setting "$out/draft-model-document.json" 18 -- "${small[@]}" &
+  # Dummy weights route every token to the same experts; vLLM's simulation spreads them.
+  VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random profiling moe-eagle3 13 "${moe[@]}"
+  wait
+  VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random serving moe-eagle3 setting "$out/moe-eagle3-document.json" 13 \
+    -- "${moe[@]}" &
+  profiling mtp 12 "${mtp[@]}"
+  wait
+  serving mtp setting "$out/mtp-document.json" 18 -- "${mtp[@]}"
+}
+
+"lane_$lane"
+echo "$(date +%T) lane $lane has ended" >>"$out/lane-$lane.log"
