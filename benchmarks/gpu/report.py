@@ -629,7 +629,8 @@ def explained(why: stepping.Explanation) -> str:
         f" ({change(why.tokens_factor)}); mean batch {own.mean_batch:.1f} against {other.mean_batch:.1f}"
         f" ({change(why.batch_factor)}); steps of {own.step_ms:.2f} ms against {other.step_ms:.2f}"
         f" ({change(why.step_factor)}){spans}; with a prompt {percent(own.mixed_share)} against"
-        f" {percent(other.mixed_share)}, pure ones without a full graph {percent(own.without_full_graph)} against"
+        f" {percent(other.mixed_share)}, pure ones without a full graph {percent(own.without_full_graph)}"
+        " against"
         f" {percent(other.without_full_graph)}. Lengths in its time: {lengths}."
     )
 

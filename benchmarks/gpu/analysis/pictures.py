@@ -88,17 +88,19 @@ def _loads(found: Findings, path: Path) -> Path | None:
 def _loads_panel(axis: Axes, own: Sequence[LoopResult], title: str, limits: tuple[float, float]) -> None:
     loads = [result.loop.open for result in own]
     names = {name for result in own for name in result.shares}
-    constants = sorted((name for name in names if constant_length(name) is not None), key=constant_length_of)
+    constants = [name for name in names if constant_length(name) is not None]
     axis.axhspan(0.98, 1.02, color="#000000", alpha=0.07, linewidth=0, label="a tie (2%)")
     axis.axhline(0.97, color="#444444", linewidth=0.8, linestyle=(0, (1, 2)), label="goal, 97%")
-    for name in constants:
-        length, longest = constant_length_of(name), name == constants[-1]
+    for name in sorted(constants, key=constant_length_of):
+        length = constant_length_of(name)
+        longest = length == max(map(constant_length_of, constants))
         shares = np.array([_mean_of(result, name) for result in own])
         if np.nanmax(shares) < limits[0]:
             continue
         axis.plot(
-            np.arange(len(own)), shares, color="#000000" if longest else "#9a9a9a", label=f"constant {length}",
-            linewidth=1.2 if longest else 0.9, linestyle=SHAPES[length % len(SHAPES)], zorder=2,
+            np.arange(len(own)), shares, color="#000000" if longest else "#9a9a9a", zorder=2,
+            linewidth=1.2 if longest else 0.9, linestyle=SHAPES[length % len(SHAPES)],
+            label=f"constant {length}",
         )  # fmt: skip
     drawn = [name for name in COLOURS if name in names]
     for place, name in enumerate(drawn):

@@ -20,6 +20,10 @@ Record = dict[str, Any]
 Graphs = Literal["default", "advised", "full", "fixed", "adaptive verification"]
 
 COMPARED_OTHERWISE = ("arrivals", "jumps", "recovery", "switch", "cost", "bursts")
+MOST_SLIPPED = 32
+"""Steps by which spans may have slipped: one each time that the plugin is taken out or put back."""
+CLEARLY = 0.02
+"""By so much the best correlation must stand out."""
 VARYING_DRAFTS = ("ngram", "ngram_gpu", "suffix")
 """Methods that draft for some requests only; all others draft the full length for every request."""
 
@@ -63,9 +67,19 @@ class Steps:
         """Return some of the steps."""
         return Steps(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
 
-    def without_spans(self) -> Steps:
-        """Return the same steps with no span known."""
-        return replace(self, span_ms=np.full(len(self), np.nan))
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Tokens that each step computed, padding left out."""
+        return self.batch_size + self.drafted_tokens + self.prompt_tokens
+
+    def with_spans_moved(self, places: int) -> Steps:
+        """Return the same steps, each with the span that was logged ``places`` later."""
+        moved = np.full(len(self), np.nan)
+        if places >= 0:
+            moved[: len(self) - places] = self.span_ms[places:]
+        else:
+            moved[-places:] = self.span_ms[:places]
+        return replace(self, span_ms=moved)
 
     @property
     def kept_tokens(self) -> NDArray[np.int64]:
@@ -177,9 +191,13 @@ class Run:
         """The windows of closed loops. A loop that a plan has twice gets rounds of its own."""
         found: dict[Loop, list[Window]] = {}
         seen: dict[tuple[Loop, str, int], int] = {}
-        trusted = True
+        steps, since = self.steps, None
         for record in self.records:
-            trusted = trusted and record["comparison"] != "cost"
+            if record["comparison"] == "cost":
+                since = "the next"
+            elif since == "the next" and self.steps is not None and "began" in record:
+                since = None
+                steps = realigned(self.steps.between(record["began"], np.inf))
             if record["comparison"] in COMPARED_OTHERWISE:
                 continue
             loop = Loop(
@@ -194,7 +212,7 @@ class Run:
                     record["began"],
                     record["seconds"],
                     record["tokensPerSecond"],
-                    self._steps_of(record, trusted),
+                    steps and steps.between(record["began"], record["began"] + record["seconds"]),
                 )
             )
         return found
@@ -203,12 +221,24 @@ class Run:
         """Return the records of one comparison."""
         return [record for record in self.records if record["comparison"] == comparison]
 
-    def _steps_of(self, record: Record, spans_trusted: bool) -> Steps | None:
-        """Return a window's steps; after a comparison of the plugin's cost spans may be another step's."""
-        if self.steps is None:
-            return None
-        steps = self.steps.between(record["began"], record["began"] + record["seconds"])
-        return steps if spans_trusted else steps.without_spans()
+
+def realigned(steps: Steps) -> Steps:
+    """Return steps with each span at its step again, where they have slipped by a constant number of steps.
+
+    While the plugin's cost is measured it is taken out of the engine's path and put back, and a step in
+    flight may be counted on one side only (`inside.bypass`). Spans follow the tokens of their own step more
+    closely than those of any other; where no place stands out there is no telling, and no span is known.
+    """
+    fits = {}
+    for places in range(-MOST_SLIPPED, MOST_SLIPPED + 1):
+        moved = steps.with_spans_moved(places)
+        known = np.isfinite(moved.span_ms)
+        if known.sum() > 10 * MOST_SLIPPED and np.ptp(moved.tokens[known]) and np.ptp(moved.span_ms[known]):
+            fits[places] = float(np.corrcoef(moved.tokens[known], moved.span_ms[known])[0, 1])
+    first, second = [*sorted(fits, key=lambda places: -fits[places]), None, None][:2]
+    if first is None or second is None or fits[first] - fits[second] < CLEARLY:
+        return replace(steps, span_ms=np.full(len(steps), np.nan))
+    return steps.with_spans_moved(first)
 
 
 def constant_length(policy: str) -> int | None:

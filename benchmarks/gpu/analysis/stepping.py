@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from gpu.analysis.ratios import Estimate
-from gpu.analysis.runs import Loop, Run, Steps, Window
+from gpu.analysis.runs import Loop, Run, Steps, Window, constant_length
 from numpy.typing import NDArray
 
 from tabletune import costs, predictions
@@ -23,6 +23,8 @@ LEAST_STEPS = 50
 """Pure steps from which a cell is told."""
 QUIET_STEPS = 20
 """Quiet steps from which a cell's quiet time is a reference for its neighbours of prompts."""
+SAME_LENGTH = 0.98
+"""Share of time from which a policy is taken to serve one length."""
 GRAPHS = ("not told", "full", "piecewise", "none")
 """`inside.GRAPHS`, in words."""
 
@@ -162,6 +164,9 @@ class Explanation:
     @property
     def cause(self) -> str:
         """The largest factor in the direction of the difference, in words."""
+        length = constant_length(self.reference)
+        if length is not None and self.own.lengths.get(length, 0.0) > SAME_LENGTH:
+            return "the same length was served, so it is not the table's doing"
         factors = {
             "kept tokens per request": self.tokens_factor,
             "live batch": self.batch_factor,
