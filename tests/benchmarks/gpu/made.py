@@ -126,7 +126,7 @@ def steps(
         return np.full(count, value, dtype=np.int64)
 
     return Steps(
-        result_at=began + np.arange(1, count + 1) * interval / 1e3,
+        result_at=(began + np.arange(1, count + 1) * interval / 1e3).astype(np.float64),
         interval_ms=np.full(count, interval),
         span_ms=np.full(count, span_ms),
         batch_size=all_of(batch_size),

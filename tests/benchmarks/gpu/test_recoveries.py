@@ -8,11 +8,12 @@ from tests.benchmarks.gpu import made
 
 from gpu.analysis import recoveries  # isort: skip
 from gpu.analysis.ratios import Estimate  # isort: skip
+from gpu.analysis.runs import Record  # isort: skip
 
 RISING = [0.5, 0.7, 0.9, 0.98] + [0.99] * 8
 
 
-def recovered(records: list[made.Record]) -> recoveries.Recovery:
+def recovered(records: list[Record]) -> recoveries.Recovery:
     (found,) = recoveries.of_run(made.run(records))
     return found
 

@@ -127,9 +127,8 @@ def test_predicted_ratio_of_the_same_graphs_is_one() -> None:
 
 def test_rivals_must_both_lose_more() -> None:
     claim = "worst loss with EAGLE-3 against TurboSpec- and Nightjar-style"
-    best = {"constant_2": 1000.0}
-    ahead = run("a", made.SERVE, **best, tuned=990.0, turbo=900.0, nightjar=880.0)
-    behind = run("a", made.SERVE, **best, tuned=940.0, turbo=990.0, nightjar=880.0)
+    ahead = run("a", made.SERVE, constant_2=1000.0, tuned=990.0, turbo=900.0, nightjar=880.0)
+    behind = run("a", made.SERVE, constant_2=1000.0, tuned=940.0, turbo=990.0, nightjar=880.0)
     assert judged(ahead)[claim].status == "met"
     assert judged(behind)[claim].status == "missed"
 
@@ -185,10 +184,8 @@ def test_arrivals_jumps_and_bursts_are_told() -> None:
          "tokensPerSecond": rate}
         for policy, rate in (("constant 3", 100.0), ("tuned", 110.0))
     ]  # fmt: skip
-    records.append(
-        {"comparison": "bursts", "asked": 200, "survived": 117, "policy": "constant 1", "requests": [100, 230],
-         "tokens": 40}
-    )  # fmt: skip
+    bursts_told = {"comparison": "bursts", "asked": 200, "survived": 117, "policy": "constant 1"}
+    records.append({**bursts_told, "requests": [100, 230], "tokens": 40})
     found = goals.find([made.run(records)])
     (arrivals,) = found.arrivals
     assert (arrivals.finished, arrivals.ms_to_first_token) == (6, (25.0, 50.0))

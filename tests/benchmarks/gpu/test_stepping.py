@@ -14,8 +14,8 @@ from gpu.analysis.ratios import Estimate  # isort: skip
 from gpu.analysis.runs import Run, Steps, realigned  # isort: skip
 
 
-def served(steps: Steps, policy: str = "constant 2", with_document: bool = False, **changed: object) -> Run:
-    record = made.window(policy, 0, 1.0, began=0.0, seconds=float(steps.result_at[-1]) + 1.0, **changed)
+def served(steps: Steps, policy: str = "constant 2", with_document: bool = False) -> Run:
+    record = made.window(policy, 0, 1.0, began=0.0, seconds=float(steps.result_at[-1]) + 1.0)
     return made.run([record], steps=steps, with_document=with_document)
 
 
