@@ -17,7 +17,9 @@ from e2e.settings import Settings
 
 Object = dict[str, Any]
 FoundT = TypeVar("FoundT")
-PAUSE_SECONDS = 0.5
+PAUSE_SECONDS, LONG_PAUSE_SECONDS = 0.5, 2.0
+"""Times between two questions, in the first ten seconds and then: each is a process of kubectl, which takes
+from the engine that is waited for."""
 
 
 class Client:
@@ -81,14 +83,16 @@ class Client:
 
     def wait(self, what: str, condition: Callable[[], FoundT], seconds: float) -> FoundT:
         """Return the first true value of ``condition``; fail with its last one after ``seconds``."""
-        deadline = time.monotonic() + seconds * self._settings.seconds
+        began = time.monotonic()
+        deadline = began + seconds * self._settings.seconds
         while True:
             found = condition()
             if found:
                 return found
             if time.monotonic() > deadline:
-                raise AssertionError(f"Not within {seconds:.0f} s: {what} (last: {found!r})")
-            time.sleep(PAUSE_SECONDS)
+                limit = seconds * self._settings.seconds
+                raise AssertionError(f"Not within {limit:.0f} s: {what} (last: {found!r})")
+            time.sleep(PAUSE_SECONDS if time.monotonic() < began + 10 else LONG_PAUSE_SECONDS)
 
     def _command(self, name: str) -> list[str | Path]:
         program = self._programs[name]

@@ -19,16 +19,15 @@ Object = dict[str, Any]
 ENGINE_ARGUMENTS = ("--max-num-seqs=8", "--max-model-len=512", "--enforce-eager")
 """What profiler and servers give vLLM, so that both run the same engine; eager, since compiling takes most of
 a start and a CPU has no graphs."""
-LENGTHS = (1, 3)
-"""Without 0: an engine that does not draft shows nothing from which a table could be corrected."""
+LENGTHS = (1, 7)
+"""Far apart, so that the better one shows on a busy CPU too: 7 where the text repeats itself, 1
+where it does not. Without 0: an engine that does not draft shows nothing to correct a table from."""
 DRAFTER = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
-COPYING = "red green blue red green blue red green blue red green blue"
-"""A text that goes on as it began: drafts from the text itself are accepted."""
 PROMPT_TEXTS = [
-    COPYING.replace("blue", word)
-    for word in ("blue", "grey", "pink", "gold", "white", "black", "brown", "violet")
+    f"The {word} is red.\n" * 8 for word in ("house", "car", "tree", "book", "door", "boat", "lamp", "chair")
 ]
-"""Prompts of profiles, and of the workload that is like them."""
+"""Prompts of profiles, and of the workload that is like them: the small model goes on as they began, and
+drafts from the text itself are accepted."""
 PROMPTS = "prompts"
 API_PORT, METRICS_PORT = 8000, 9410
 TMP = "/tmp"  # noqa: S108

@@ -16,7 +16,7 @@ from typing import Any
 
 from e2e.scenarios.stories import Story, total
 
-EVERY_SECONDS = 1.0
+EVERY_SECONDS = 1.5
 """Time between two samples, of which each takes two requests through the API server."""
 
 Record = dict[str, Any]
@@ -42,7 +42,7 @@ class Timeline:
         self.marks.append({"seconds": self.seconds, "what": what})
 
     def sample(self) -> None:
-        """Read every server's counters, unless that was done within the last second."""
+        """Read every server's counters, unless that was done just now."""
         if self.seconds - self._last < EVERY_SECONDS:
             return
         self._last = self.seconds
