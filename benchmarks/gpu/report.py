@@ -23,7 +23,7 @@ import numpy as np
 BENCHMARKS = Path(__file__).parents[1]
 sys.path[:0] = [str(BENCHMARKS)]
 
-from gpu.analysis import closed_loops, goals, pictures, recoveries, runs, stepping  # noqa: E402
+from gpu.analysis import closed_loops, goals, pictures, profiles, recoveries, runs, stepping  # noqa: E402
 from gpu.analysis.closed_loops import LoopResult  # noqa: E402
 from gpu.analysis.goals import Findings, Goal  # noqa: E402
 from gpu.analysis.ratios import Estimate  # noqa: E402
@@ -45,7 +45,7 @@ def main() -> int:
     if not read:
         sys.stderr.write(f"{folder} holds no result of serve.py\n")
         return 1
-    found = goals.find(read)
+    found = goals.find(read, profiles.read(folder))
     reached = goals.judge(found)
     drawn = pictures.draw(found, folder)
     (folder / "report.json").write_text(json.dumps(told(found, reached), indent=1, allow_nan=False) + "\n")
@@ -83,6 +83,7 @@ def page(found: Findings, reached: Sequence[Goal], drawn: Sequence[Path]) -> str
         _head(found),
         _goals(reached),
         _settings(found),
+        _profiles(found),
         _loads(found, pictured.get("loads")),
         _recoveries(found, pictured.get("recovery")),
         _jumps(found),
@@ -203,6 +204,22 @@ def _settings(found: Findings) -> str:
     return "\n".join(parts)
 
 
+def _profiles(found: Findings) -> str:
+    rows = [
+        (
+            own.name,
+            "yes" if own.succeeded else "**no**",
+            number(own.whole, 0),
+            number(own.start, 0),
+            number(own.sweep, 0),
+            "" if own.excluded is None else own.excluded,
+        )
+        for own in found.profiles
+    ]
+    names = ("profile", "succeeded", "all, s", "engine start, s", "sweep, s", "cells excluded")
+    return f"## Profiles\n\n{table(names, rows)}" if rows else ""
+
+
 def _short(argument: str) -> str:
     return argument if len(argument) <= 120 else f"{argument[:117]}…"
 
@@ -229,9 +246,15 @@ def _loads(found: Findings, picture: str | None) -> str:
         if own:
             parts.append(f"### {run.name}\n")
             parts.append(_loop_table(own))
+        if found.evened[run.name] and any(result.shares for result in own):
+            parts.append("With prompts evened out:\n")
+            parts.append(_loop_table(found.evened[run.name]))
     parts.append(
         "Shares of the best constant in % ± their standard error. *Spread* is the standard deviation between"
-        " rounds: of the best constant's tokens per second, and of the tuned table's share.\n"
+        " rounds: of the best constant's tokens per second, and of the tuned table's share. *With prompts"
+        " evened out*: how many prompts fall into a window is luck, and each takes time; here each window's"
+        " time is that with as many prompts as its tokens call for (one in as many tokens as an output has)."
+        " Goals are judged by what was served, not by these.\n"
     )
     return "\n".join(parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpu.analysis import ratios
@@ -85,9 +85,14 @@ def best_constant(rounds: dict[str, dict[int, float]]) -> str | None:
     return max(sorted(constants), key=mean)
 
 
+def of_windows(run: str, loops: Mapping[Loop, Iterable[Window]]) -> list[LoopResult]:
+    """Return closed loops of one run, in the order of prompts and open requests."""
+    return [compare(run, loop, windows) for loop, windows in sorted(loops.items())]
+
+
 def of_run(run: Run) -> list[LoopResult]:
-    """Return the closed loops of one run, in the order of prompts and open requests."""
-    return [compare(run.name, loop, windows) for loop, windows in sorted(run.loops.items())]
+    """Return the closed loops of one run."""
+    return of_windows(run.name, run.loops)
 
 
 def losses(results: Iterable[LoopResult], policy: str) -> list[tuple[LoopResult, Estimate]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu.analysis import closed_loops, others, ratios, recoveries, settings, stepping
 from gpu.analysis.closed_loops import LoopResult
+from gpu.analysis.profiles import ProfileTimes
 from gpu.analysis.ratios import TIE, Estimate, Status
 from gpu.analysis.runs import Run
 
 BURSTS = 200
+PROFILE_SECONDS, SWEEP_SECONDS = 240.0, 60.0
 CHANCE = 0.15
 """Share of comparisons that may differ by two standard errors when nothing does, with few rounds each."""
 MOST_OPEN = 240
@@ -36,7 +38,10 @@ class Findings:
     """All that was computed from the runs of a folder."""
 
     runs: list[Run]
+    profiles: list[ProfileTimes]
     loops: dict[str, list[LoopResult]]
+    evened: dict[str, list[LoopResult]]
+    """The same with the luck of how many prompts fell into a window taken out (`stepping.evened`)."""
     recoveries: list[recoveries.Recovery]
     arrivals: list[others.Arrivals]
     jumps: list[others.Jumps]
@@ -82,14 +87,16 @@ class _Case:
         self.status = "tie" if near else status
 
 
-def find(found: Sequence[Run]) -> Findings:
+def find(found: Sequence[Run], profiles: Sequence[ProfileTimes] = ()) -> Findings:
     """Compute everything."""
     loops = {run.name: closed_loops.of_run(run) for run in found}
     anatomies = [own for run in found for own in stepping.anatomies(run)]
     full_mode = settings.full_mode(found, loops)
     return Findings(
         runs=list(found),
+        profiles=list(profiles),
         loops=loops,
+        evened={run.name: closed_loops.of_windows(run.name, stepping.evened(run)) for run in found},
         recoveries=[own for run in found for own in recoveries.of_run(run)],
         arrivals=[own for run in found for own in others.arrivals(run)],
         jumps=[own for run in found for own in others.jumps(run)],
@@ -146,13 +153,7 @@ def judge(found: Findings) -> list[Goal]:
         _advice(found),
         _documented(found),
         _adaptive_verification(found),
-        Goal(
-            "profile of one setting, engine start included",
-            "at most 4 minutes; sweep at most 60 s",
-            "not run",
-            "",
-            "no run of this folder is a profile: see `benchmarks/results/gpu/README.md`",
-        ),
+        _profiles(found),
         _graphs(found),
         _bursts(found),
         Goal(
@@ -180,12 +181,18 @@ def _tuned(found: Findings) -> Goal:
         for own in found.all_loops
         if "tuned" in own.shares
     ]
-    return _worst(
+    goal = _worst(
         "tuned table against the best constant length",
         "at least 97%, every load",
         cases,
         "a loop with constants and tuned",
     )
+    evened = [own for loops in found.evened.values() for own in loops if "tuned" in own.shares]
+    if not cases or not evened:
+        return goal
+    low = min(evened, key=lambda own: own.shares["tuned"].mean)
+    shown = f"; with prompts evened out the worst is {_share(low.shares['tuned'])} ({low.run}: {low.loop})"
+    return replace(goal, result=goal.result + shown)
 
 
 def _rivals(found: Findings) -> Goal:
@@ -262,6 +269,20 @@ def _adaptive_verification(found: Findings) -> Goal:
         cases,
         "a run with adaptive verification, and one of the same model with tuned",
     )
+
+
+def _profiles(found: Findings) -> Goal:
+    claim, goal = "profile of one setting, engine start included", "at most 4 minutes; sweep at most 60 s"
+    rows = [own for own in found.profiles if own.whole is not None and own.sweep is not None]
+    if not rows:
+        return _not_run(claim, goal, "a profile's log and its lane's (see also `../README.md`)")
+    late = tuple(
+        f"{own.name}: {own.whole:.0f} s, sweep {own.sweep:.0f} s"
+        for own in rows
+        if (own.whole or 0.0) > PROFILE_SECONDS or (own.sweep or 0.0) > SWEEP_SECONDS
+    )
+    told = ", ".join(f"{own.name} {own.whole:.0f} s (sweep {own.sweep:.0f} s)" for own in rows)
+    return Goal(claim, goal, "missed" if late else "met", told, f"{len(rows)} profiles", len(rows), late)
 
 
 def _graphs(found: Findings) -> Goal:
@@ -342,7 +363,8 @@ def _recovered(found: Findings, kind: str, claim: str, goal: str) -> Goal:
     for own in found.recoveries:
         value = own.recovered if kind == "switch" else own.within_30_seconds
         if own.kind == kind and value is not None and not (kind != "switch" and own.start == "tuned"):
-            cases.append(_Case(f"{own.run}: {own.start}, {own.open} open", value, least))
+            start = " ".join(f"{rate:g}" for rate in own.rates) if kind == "switch" else own.start
+            cases.append(_Case(f"{own.run}: {start}, {own.open} open", value, least))
     missing = f"a {kind} timeline of 30 s"
     if kind == "switch":
         missing += " whose stale table loses more than a tie"

@@ -78,11 +78,11 @@ def recovered_after(
 ) -> float | None:
     """Return the end of the slice from which on the share stays at ``least`` or above.
 
-    Stays: no running mean of ``smoothed`` slices that begins there or later is below, and neither is the
-    mean of the slices that are left where these are fewer. None where the last of them is.
+    Stays: no running mean of ``smoothed`` slices that begins there or later is below. None where the last of
+    them is.
     """
     reached = None
-    for first in range(len(shares) - 1, -1, -1):
+    for first in range(max(0, len(shares) - smoothed), -1, -1):
         if statistics.fmean(shares[first : first + smoothed]) < least:
             break
         reached = first

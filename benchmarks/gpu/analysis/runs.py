@@ -118,6 +118,11 @@ class Loop:
     output_tokens: tuple[int, int]
     open: int
 
+    @property
+    def mean_output_tokens(self) -> float:
+        """Outputs are as likely to have any length between the two."""
+        return sum(self.output_tokens) / 2
+
     def __str__(self) -> str:
         return f"{self.open} open, prompts of {self.prompt_tokens:,}"
 

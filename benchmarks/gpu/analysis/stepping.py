@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -384,6 +384,29 @@ def anatomies(run: Run) -> list[Anatomy]:
     return found
 
 
+def evened(run: Run) -> dict[Loop, list[Window]]:
+    """Return the windows as they would be with as many prompts as their tokens call for.
+
+    In a closed loop a prompt comes in whenever an output ends: on average one in as many tokens as an output
+    has. How many fall into a window of two seconds is luck, and each takes time. What a prompt takes is told
+    by all windows of the policy in this loop: the time that its steps take beyond its pure ones.
+    """
+    found: dict[Loop, list[Window]] = {}
+    told = {(own.loop, own.policy): own for own in anatomies(run)}
+    for loop, windows in run.loops.items():
+        for policy in {window.policy for window in windows}:
+            own = [window for window in windows if window.policy == policy]
+            anatomy = told.get((loop, policy))
+            if anatomy is None:
+                continue
+            prompts = sum(_prompts(window) for window in own)
+            prompt_ms = (anatomy.step_ms - anatomy.pure_ms) * anatomy.steps / prompts if prompts else 0.0
+            found.setdefault(loop, []).extend(
+                _evened(window, loop.mean_output_tokens, prompt_ms) for window in own
+            )
+    return found
+
+
 def explain(ratio: Estimate, own: Anatomy, other: Anatomy) -> Explanation:
     """Return where the difference of two policies comes from: ``rate = batch · kept / step time``."""
     return Explanation(
@@ -433,6 +456,16 @@ def _joined(parts: Iterable[Steps]) -> Steps | None:
             for name in Steps.__dataclass_fields__
         }
     )
+
+
+def _prompts(window: Window) -> int:
+    return int(window.steps.new_requests.sum()) if window.steps is not None else 0
+
+
+def _evened(window: Window, output_tokens: float, prompt_ms: float) -> Window:
+    kept = window.tokens_per_second * window.seconds
+    lacking = kept / output_tokens - _prompts(window)
+    return replace(window, tokens_per_second=kept / (window.seconds + lacking * prompt_ms / 1e3))
 
 
 def _cell(

@@ -208,3 +208,29 @@ def test_spans_after_a_comparison_of_the_plugins_cost_are_realigned() -> None:
     assert after is not None
     np.testing.assert_array_equal(before.span_ms, moved.span_ms)
     np.testing.assert_array_equal(after.span_ms[4:-4], own.span_ms[4:-4])
+
+
+def test_prompts_evened_out_leave_no_luck() -> None:
+    # Steps of 5 ms, 17 ms with a prompt, keep 16 tokens each; outputs have 500, so a prompt is due every
+    # 31.25 steps. One window has twice as many, the other none.
+    few = made.steps(400)
+    many = made.changed(
+        made.steps(400, began=10.0), range(8, 400, 16), new_requests=1, prompt_tokens=255, interval_ms=17.0
+    )
+    joined = Steps(
+        **{
+            name: np.concatenate([getattr(few, name), getattr(many, name)])
+            for name in Steps.__dataclass_fields__
+        }
+    )
+    ends = float(few.result_at[-1]), float(many.result_at[-1])
+    seconds = ends[0], ends[1] - 10.0
+    records = [
+        made.window("tuned", number, 6_400 / lasting, began=began, seconds=lasting + 1e-6)
+        for number, (began, lasting) in enumerate(zip((0.0, 10.0), seconds, strict=True))
+    ]
+    (windows,) = stepping.evened(made.run(records, steps=joined)).values()
+    rates = [window.tokens_per_second for window in windows]
+    # 400 steps of 5 ms and 12.8 prompts of 12 ms.
+    assert rates == pytest.approx([6_400 / (2.0 + 12.8 * 0.012)] * 2, rel=1e-4)
+    assert records[0]["tokensPerSecond"] / records[1]["tokensPerSecond"] > 1.1
