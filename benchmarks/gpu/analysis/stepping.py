@@ -389,7 +389,7 @@ def evened(run: Run) -> dict[Loop, list[Window]]:
 
     In a closed loop a prompt comes in whenever an output ends: on average one in as many tokens as an output
     has. How many fall into a window of two seconds is luck, and each takes time. What a prompt takes is told
-    by all windows of the policy in this loop: the time that its steps take beyond its pure ones.
+    by all windows of the policy in this loop (:func:`_marginal_ms`).
     """
     found: dict[Loop, list[Window]] = {}
     told = {(own.loop, own.policy): own for own in anatomies(run)}
@@ -400,7 +400,7 @@ def evened(run: Run) -> dict[Loop, list[Window]]:
             if anatomy is None:
                 continue
             prompts = sum(_prompts(window) for window in own)
-            prompt_ms = (anatomy.step_ms - anatomy.pure_ms) * anatomy.steps / prompts if prompts else 0.0
+            prompt_ms = _marginal_ms(anatomy, prompts)
             found.setdefault(loop, []).extend(
                 _evened(window, loop.mean_output_tokens, prompt_ms) for window in own
             )
@@ -456,6 +456,18 @@ def _joined(parts: Iterable[Steps]) -> Steps | None:
             for name in Steps.__dataclass_fields__
         }
     )
+
+
+def _marginal_ms(anatomy: Anatomy, prompts: int) -> float:
+    """Return the milliseconds that one more prompt takes.
+
+    On average it takes what steps take beyond pure ones. Most of that is the step's (ENGINE.md 1), however
+    many prompts share it, so one more costs only where it meets no other: of steps, as many as are pure.
+    """
+    if not prompts or not anatomy.mixed_share:
+        return 0.0
+    of_mixed_step = (anatomy.step_ms - anatomy.pure_ms) / anatomy.mixed_share
+    return max(0.0, of_mixed_step * (1 - anatomy.mixed_share))
 
 
 def _prompts(window: Window) -> int:
