@@ -33,6 +33,8 @@ def test_relapse_begins_the_count_anew_and_one_noisy_slice_does_not() -> None:
     assert recoveries.recovered_after(seconds, steady, 0.97) == 5.0
     assert recoveries.recovered_after(seconds, relapse, 0.97) == 17.5
     assert recoveries.recovered_after(seconds, [0.9] * 10, 0.97) is None
+    # The mean of the first three is there, the first one is not.
+    assert recoveries.recovered_after(seconds, [0.95] + [1.0] * 9, 0.97) == 5.0
     assert recoveries.recovered_after(seconds, [1.0] * 9 + [0.9], 0.97) is None
 
 

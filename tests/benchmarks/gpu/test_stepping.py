@@ -41,9 +41,10 @@ def test_rate_is_the_ratio_of_sums() -> None:
     found = stepping.rate(np.array([10.0, 5.0, 15.0]), np.array([4.0, 2.0, 6.0]))
     assert found.mean == pytest.approx(2500.0)
     assert found.error == pytest.approx(0.0, abs=1e-9)
-    assert stepping.rate(np.array([10.0, 5.0]), np.array([4.0, 4.0])).error == pytest.approx(
-        (2 * (2.5**2 + 2.5**2)) ** 0.5 / 8 * 1e3
-    )
+    # 2 tokens a ms in steps of 4: residuals 2, -3 and 1, of which a sum of three has a variance of 3 · 14/2.
+    found = stepping.rate(np.array([10.0, 5.0, 9.0]), np.array([4.0, 4.0, 4.0]))
+    assert found.mean == pytest.approx(2000.0)
+    assert found.error == pytest.approx(21**0.5 / 12 * 1e3)
 
 
 def test_cell_tells_spans_and_intervals_against_the_document() -> None:
