@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import math
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 BENCHMARKS = Path(__file__).parents[1]
 sys.path[:0] = [str(BENCHMARKS)]
 
-from gpu.analysis import closed_loops, goals, pictures, profiles, recoveries, runs, stepping  # noqa: E402
+from gpu.analysis import goals, pictures, profiles, recoveries, runs, stepping  # noqa: E402
 from gpu.analysis.closed_loops import LoopResult  # noqa: E402
 from gpu.analysis.goals import Findings, Goal  # noqa: E402
 from gpu.analysis.ratios import Estimate  # noqa: E402
@@ -31,9 +30,6 @@ from gpu.analysis.runs import Run, constant_length  # noqa: E402
 from gpu.analysis.settings import Across  # noqa: E402
 
 POLICIES = ("tuned", "adapt", "turbo", "nightjar", "documented")
-LOSERS = ("tuned", "adapt", "turbo", "nightjar", "documented", "fixed 3")
-RANGES = ((1, 4), (5, 16), (17, 64), (65, 128), (129, 100_000))
-"""Batch sizes that the report's table of predictions puts together."""
 
 
 def main() -> int:
@@ -229,18 +225,20 @@ def _loads(found: Findings, picture: str | None) -> str:
     if not results:
         return ""
     parts = ["## Closed loops\n", _picture(picture, "Share of the best constant length by open requests")]
-    worst = []
-    for run in found.runs:
-        own = found.loops[run.name]
-        row: list[str] = [run.name]
-        for policy in LOSERS:
-            lost = closed_loops.losses(own, policy)
-            row.append(f"{share(lost[0][1], mark=False)} ({lost[0][0].loop})" if lost else "")
-        if any(row[1:]):
-            worst.append(row)
+    worst = [
+        (
+            name,
+            *(
+                f"{share(own[policy].loss, mark=False)} ({own[policy].loop})" if policy in own else ""
+                for policy in goals.LOSERS
+            ),
+        )
+        for name, own in found.worst_losses.items()
+        if own
+    ]
     if worst:
         parts.append("Worst loss to the best constant, % (negative: a gain everywhere):\n")
-        parts.append(table(("run", *LOSERS), worst))
+        parts.append(table(("run", *goals.LOSERS), worst))
     for run in found.runs:
         own = found.loops[run.name]
         if own:
@@ -465,28 +463,25 @@ def _mode_advice_table(found: Findings) -> str:
 
 
 def _predictions(found: Findings, picture: str | None) -> str:
-    cells = [cell for cell in found.cells if cell.predicted is not None]
-    if not cells:
+    if not found.cell_groups:
         return ""
-    near = {id(cell) for cell in goals.profiled_cells(found)}
-    rows = []
-    for run in found.runs:
-        own = [cell for cell in cells if cell.run == run.name]
-        for prompt, length, graph in sorted(
-            {(cell.prompt_tokens, cell.draft_length, cell.graph) for cell in own}
-        ):
-            for first, last in RANGES:
-                of_row = [
-                    cell
-                    for cell in own
-                    if (cell.prompt_tokens, cell.draft_length, cell.graph) == (prompt, length, graph)
-                    and first <= cell.batch_size <= last
-                ]
-                if of_row:
-                    judged = "yes" if graph == "full" and id(of_row[0]) in near else ""
-                    rows.append((run.name, f"{prompt:,}", length, graph, *_row_of_cells(of_row), judged))
+    near = {(cell.run, cell.prompt_tokens) for cell in goals.profiled_cells(found)}
+    rows = [
+        (
+            own.run,
+            f"{own.prompt_tokens:,}",
+            own.draft_length,
+            own.graph,
+            "-".join(str(size) for size in sorted(set(own.batch_sizes))),
+            number(own.tokens_per_request, 3),
+            *_close(own.by_span),
+            *_close(own.by_interval),
+            "yes" if own.graph == "full" and (own.run, own.prompt_tokens) in near else "",
+        )
+        for own in found.cell_groups
+    ]
     names = (
-        "run", "prompt", "K", "graph", "batch sizes", "cells", "kept per request", "by span, %", "farthest",
+        "run", "prompt", "K", "graph", "batch sizes", "kept per request", "by span, %", "farthest",
         "within 5%", "by interval, %", "farthest", "within 5%", "judged",
     )  # fmt: skip
     return (
@@ -500,25 +495,14 @@ def _predictions(found: Findings, picture: str | None) -> str:
     )
 
 
-def _row_of_cells(cells: Sequence[stepping.Cell]) -> tuple[object, ...]:
-    sizes = [cell.batch_size for cell in cells]
-    spans = [cell.span_ratio.mean for cell in cells if cell.span_ratio is not None]
-    intervals = [cell.interval_ratio.mean for cell in cells if cell.interval_ratio is not None]
-    return (
-        f"{min(sizes)}-{max(sizes)}" if len(cells) > 1 else sizes[0],
-        len(cells),
-        number(statistics.fmean(cell.tokens_per_request for cell in cells), 3),
-        *_ratios(spans),
-        *_ratios(intervals),
-    )
-
-
-def _ratios(values: Sequence[float]) -> tuple[str, str, str]:
-    if not values:
+def _close(value: stepping.Closeness | None) -> tuple[str, str, str]:
+    if value is None:
         return "", "", ""
-    far = max(values, key=lambda ratio: abs(ratio - 1))
-    within = sum(abs(ratio - 1) <= 0.05 for ratio in values)
-    return f"{100 * statistics.median(values):.1f}", f"{100 * far:.1f}", f"{within} of {len(values)}"
+    return (
+        f"{100 * value.median:.1f}",
+        f"{100 * value.farthest:.1f}",
+        f"{value.within} of {value.cells}",
+    )
 
 
 def _host(found: Findings) -> str:
@@ -530,7 +514,7 @@ def _host(found: Findings) -> str:
             number(own.interval_ms),
             number(own.span_ms),
             number(own.host_ms),
-            f"{100 * own.host_ms / own.interval_ms:.0f}%",
+            f"{100 * own.share:.0f}%",
         )
         for own in found.host_shares
     ]

@@ -9,8 +9,9 @@ from gpu.analysis import closed_loops, others, ratios, recoveries, settings, ste
 from gpu.analysis.closed_loops import LoopResult
 from gpu.analysis.profiles import ProfileTimes
 from gpu.analysis.ratios import TIE, Estimate, Status
-from gpu.analysis.runs import Run
+from gpu.analysis.runs import Loop, Run
 
+LOSERS = ("tuned", "adapt", "turbo", "nightjar", "documented", "fixed 3")
 BURSTS = 200
 PROFILE_SECONDS, SWEEP_SECONDS = 240.0, 60.0
 CHANCE = 0.15
@@ -34,11 +35,21 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class WorstLoss:
+    """The worst that a policy loses to the best constant; negative where it gains everywhere."""
+
+    loop: Loop
+    loss: Estimate
+
+
+@dataclass(frozen=True)
 class Findings:
     """All that was computed from the runs of a folder."""
 
     runs: list[Run]
     profiles: list[ProfileTimes]
+    worst_losses: dict[str, dict[str, WorstLoss]]
+    """By run and policy."""
     loops: dict[str, list[LoopResult]]
     evened: dict[str, list[LoopResult]]
     """The same with the luck of how many prompts fell into a window taken out (`stepping.evened`)."""
@@ -48,6 +59,7 @@ class Findings:
     costs: list[others.Cost]
     bursts: list[others.Bursts]
     cells: list[stepping.Cell]
+    cell_groups: list[stepping.CellGroup]
     host_shares: list[stepping.HostShare]
     neighbours: list[stepping.Neighbour]
     mixed_steps: list[stepping.MixedSteps]
@@ -92,9 +104,11 @@ def find(found: Sequence[Run], profiles: Sequence[ProfileTimes] = ()) -> Finding
     loops = {run.name: closed_loops.of_run(run) for run in found}
     anatomies = [own for run in found for own in stepping.anatomies(run)]
     full_mode = settings.full_mode(found, loops)
+    cells = [own for run in found for own in stepping.cells(run)]
     return Findings(
         runs=list(found),
         profiles=list(profiles),
+        worst_losses={name: worst_losses(own) for name, own in loops.items()},
         loops=loops,
         evened={run.name: closed_loops.of_windows(run.name, stepping.evened(run)) for run in found},
         recoveries=[own for run in found for own in recoveries.of_run(run)],
@@ -102,7 +116,8 @@ def find(found: Sequence[Run], profiles: Sequence[ProfileTimes] = ()) -> Finding
         jumps=[own for run in found for own in others.jumps(run)],
         costs=[own for run in found for own in others.costs(run)],
         bursts=[own for run in found for own in others.bursts(run)],
-        cells=[own for run in found for own in stepping.cells(run)],
+        cells=cells,
+        cell_groups=stepping.grouped(cells),
         host_shares=[own for run in found for own in stepping.host_shares(run)],
         neighbours=[own for run in found for own in stepping.neighbours(run)],
         mixed_steps=[own for run in found for own in stepping.mixed_steps(run)],
@@ -117,6 +132,15 @@ def find(found: Sequence[Run], profiles: Sequence[ProfileTimes] = ()) -> Finding
         adaptive_verification=settings.adaptive_verification(found, loops),
         repeats=settings.repeats(found, loops),
     )
+
+
+def worst_losses(results: Sequence[LoopResult]) -> dict[str, WorstLoss]:
+    """Return each policy's worst loss, of those that were served beside constants."""
+    return {
+        policy: WorstLoss(lost[0][0].loop, lost[0][1])
+        for policy in LOSERS
+        if (lost := closed_loops.losses(results, policy))
+    }
 
 
 def explanations(

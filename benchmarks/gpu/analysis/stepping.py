@@ -25,6 +25,10 @@ QUIET_STEPS = 20
 """Quiet steps from which a cell's quiet time is a reference for its neighbours of prompts."""
 SAME_LENGTH = 0.98
 """Share of time from which a policy is taken to serve one length."""
+CLOSE = 0.05
+"""Predictions are to be as close."""
+RANGES = ((1, 4), (5, 16), (17, 64), (65, 128), (129, 100_000))
+"""Batch sizes that are told together."""
 GRAPHS = ("not told", "full", "piecewise", "none")
 """`inside.GRAPHS`, in words."""
 
@@ -69,6 +73,32 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Closeness:
+    """How close predictions of several cells are: measured over predicted."""
+
+    cells: int
+    median: float
+    farthest: float
+    within: int
+    """Cells within :data:`CLOSE` of the prediction."""
+
+
+@dataclass(frozen=True)
+class CellGroup:
+    """Cells of one length and kind of graph in a range of batch sizes."""
+
+    run: str
+    prompt_tokens: int
+    draft_length: int
+    graph: str
+    batch_sizes: tuple[int, int]
+    """The first and the last that is there."""
+    tokens_per_request: float
+    by_span: Closeness | None
+    by_interval: Closeness | None
+
+
+@dataclass(frozen=True)
 class HostShare:
     """Interval less span of quiet pure steps, by a range of batch sizes."""
 
@@ -79,6 +109,11 @@ class HostShare:
     """Median, as are the others."""
     span_ms: float
     host_ms: float
+
+    @property
+    def share(self) -> float:
+        """Of the interval."""
+        return self.host_ms / self.interval_ms
 
 
 @dataclass(frozen=True)
@@ -268,6 +303,38 @@ def cells(run: Run) -> list[Cell]:
             if len(own) >= LEAST_STEPS:
                 found.append(_cell(run.name, prompt_tokens, size, length, own, predicted.get((size, length))))
     return found
+
+
+def grouped(cells: Iterable[Cell]) -> list[CellGroup]:
+    """Return cells that have a prediction in groups, in their order."""
+    groups: dict[tuple[str, int, int, str, tuple[int, int]], list[Cell]] = {}
+    for cell in cells:
+        if cell.predicted is not None:
+            sizes = next(sizes for sizes in RANGES if sizes[0] <= cell.batch_size <= sizes[1])
+            key = cell.run, cell.prompt_tokens, cell.draft_length, cell.graph, sizes
+            groups.setdefault(key, []).append(cell)
+    return [
+        CellGroup(
+            *key[:4],
+            (min(cell.batch_size for cell in own), max(cell.batch_size for cell in own)),
+            float(np.mean([cell.tokens_per_request for cell in own])),
+            closeness([cell.span_ratio.mean for cell in own if cell.span_ratio is not None]),
+            closeness([cell.interval_ratio.mean for cell in own if cell.interval_ratio is not None]),
+        )
+        for key, own in groups.items()
+    ]
+
+
+def closeness(values: Sequence[float]) -> Closeness | None:
+    """Return how close ratios are to 1; None without any."""
+    if not values:
+        return None
+    return Closeness(
+        len(values),
+        float(np.median(values)),
+        max(values, key=lambda ratio: abs(ratio - 1)),
+        sum(abs(ratio - 1) <= CLOSE for ratio in values),
+    )
 
 
 def host_shares(run: Run) -> list[HostShare]:

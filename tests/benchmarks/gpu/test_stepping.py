@@ -235,3 +235,15 @@ def test_prompts_evened_out_leave_no_luck() -> None:
     # 400 steps of 5 ms and 12.8 prompts of 12 ms, of which one in 32 is taken to share a step that has one.
     assert rates == pytest.approx([6_400 / (2.0 + 12.8 * 0.012)] * 2, rel=3e-3)
     assert records[0]["tokensPerSecond"] / records[1]["tokensPerSecond"] > 1.1
+
+
+def test_groups_tell_the_median_and_the_farthest_cell() -> None:
+    found = stepping.closeness([1.01, 0.93, 1.04])
+    assert found == stepping.Closeness(3, 1.01, 0.93, 2)
+    assert stepping.closeness([]) is None
+    (cell,) = stepping.cells(served(made.steps(60), with_document=True))
+    others = [replace(cell, batch_size=size) for size in (16, 17, 200)]
+    groups = stepping.grouped([cell, *others, replace(cell, predicted=None)])
+    assert [own.batch_sizes for own in groups] == [(8, 16), (17, 17), (200, 200)]
+    assert groups[0].by_span is not None
+    assert groups[0].by_span.cells == 2
