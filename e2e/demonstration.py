@@ -75,7 +75,7 @@ def _change_the_requests(story: Story, profiled: dict[str, Any]) -> None:
     """Send one workload, then another, until both servers follow a corrected table; record it."""
     wait = story.client.wait
     copying, sampling = (Load(story, NAMESPACE, workload) for workload in ("copying", "sampling"))
-    timeline = Timeline(story, NAMESPACE)
+    timeline = Timeline(story, NAMESPACE, NAME)
 
     def watch(condition: Callable[[], Any]) -> Callable[[], Any]:
         def sampled() -> Any:
@@ -91,13 +91,11 @@ def _change_the_requests(story: Story, profiled: dict[str, Any]) -> None:
     copying.start(watch)
     wait(f"{WARM_UP} answers", watch(lambda: copying.seen().get("answered", 0) >= WARM_UP), WARM_UP_SECONDS)
     pause(SHOWN_SECONDS)
-    timeline.mark("other requests come")
     sampling.start(watch)
+    timeline.mark("other requests come")
     requests = {"copying": copying.stop(watch)}
     generation = wait("a corrected table", watch(lambda: _newer(story, profiled)), CORRECTION_SECONDS)
-    timeline.mark(f"the operator writes generation {generation}")
     wait("both servers to follow", watch(lambda: _followed(story, generation)), FOLLOW_SECONDS)
-    timeline.mark("both servers follow it")
     pause(SHOWN_SECONDS)
     requests["sampling"] = sampling.stop(watch)
     corrected = story.document(NAMESPACE, NAME)

@@ -54,7 +54,7 @@ def _figure(record: Record) -> Figure:
         Patch(color=KEPT, label="of them accepted"),
         Patch(color=WASTED, label="computed in vain"),
     ]
-    every[-1, 0].legend(handles=handles, loc="upper right", ncols=3)
+    head.legend(handles=handles, loc="upper right", ncols=3)
     return figure
 
 

@@ -25,8 +25,8 @@ Record = dict[str, Any]
 class Timeline:
     """A record under way."""
 
-    def __init__(self, story: Story, where: str) -> None:
-        self._story, self._where = story, where
+    def __init__(self, story: Story, where: str, name: str) -> None:
+        self._story, self._where, self._name = story, where, name
         self._began = time.monotonic()
         self._last = -EVERY_SECONDS
         self.samples: list[Record] = []
@@ -42,7 +42,7 @@ class Timeline:
         self.marks.append({"seconds": self.seconds, "what": what})
 
     def sample(self) -> None:
-        """Read every server's counters, unless that was done just now."""
+        """Read the table's generation and every server's counters, unless that was done just now."""
         if self.seconds - self._last < EVERY_SECONDS:
             return
         self._last = self.seconds
@@ -57,7 +57,8 @@ class Timeline:
                     "drafted": total(metrics, "tabletune_drafted_total"),
                     "accepted": total(metrics, "tabletune_accepted_total"),
                 }
-        self.samples.append({"seconds": self.seconds, "pods": pods})
+        generation = self._story.status(self._where, self._name).get("generation") or 0
+        self.samples.append({"seconds": self.seconds, "generation": generation, "pods": pods})
 
     def record(self, document: Record, requests: Record) -> Record:
         """Return all of it, with what it was taken on; ``requests`` is what the loads counted."""
@@ -73,9 +74,29 @@ class Timeline:
                 "kubernetes": _server(self._story),
             },
             "requests": requests,
-            "marks": self.marks,
+            "marks": sorted([*self.marks, *changes(self.samples)], key=lambda mark: float(mark["seconds"])),
             "samples": self.samples,
         }
+
+
+def changes(samples: list[Record]) -> list[Record]:
+    """Return marks for each generation that came, and for when all servers followed the first of them."""
+    found: list[Record] = []
+    # 0 is a question that was not answered.
+    known = [one for one in samples if one["generation"]]
+    first = known[0]["generation"]
+    for before, now in pairwise(known):
+        if now["generation"] > before["generation"]:
+            words = "generation {}" if found else "the operator writes generation {}"
+            found.append({"seconds": now["seconds"], "what": words.format(now["generation"])})
+    followed = [
+        one["seconds"]
+        for one in samples
+        if one["pods"] and min(pod["generation"] for pod in one["pods"].values()) > first
+    ]
+    if followed:
+        found.append({"seconds": followed[0], "what": "both servers follow it"})
+    return found
 
 
 def rates(record: Record, pod: str) -> tuple[list[float], list[float], list[float]]:

@@ -165,14 +165,25 @@ class Story:
         where = table["metadata"]["namespace"]
         manifests.servers(self.settings, table, overlay)
         self.client.apply(*self.client.kustomize(overlay))
-        self.client.wait("two servers that follow the table", lambda: self._follow(where), SERVER_SECONDS)
+        told = ""
 
-    def _follow(self, where: str) -> bool:
-        pods = self.pods(where, "app=decode")
-        for pod in pods:
-            for container in pod["status"].get("containerStatuses") or ():
-                assert container["restartCount"] < MOST_RESTARTS, container
-        return len(pods) == 2 and all(map(is_ready, pods)) and all(self.generations(where).values())
+        def follow() -> bool:
+            nonlocal told
+            pods = self.pods(where, "app=decode")
+            for pod in pods:
+                for container in pod["status"].get("containerStatuses") or ():
+                    assert container["restartCount"] < MOST_RESTARTS, container
+            ready = len(list(filter(is_ready, pods)))
+            # Read once they are ready: each question takes from engines that start.
+            following = sum(map(bool, self.generations(where).values())) if ready == 2 else 0
+            now = f"{len(pods)} servers, {ready} ready, {following} follow the table"
+            if now != told:
+                self.say(now)
+            told = now
+            return (len(pods), ready, following) == (2, 2, 2)
+
+        self.say("two vLLM servers start (a minute or two)")
+        self.client.wait("two servers that follow the table", follow, SERVER_SECONDS)
 
     # --- failures ------------------------------------------------------------------------------------
 
