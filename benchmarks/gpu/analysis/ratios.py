@@ -79,9 +79,8 @@ def across(value: Estimate, reference: Estimate) -> Estimate:
     rounds = min(value.rounds, reference.rounds)
     if value.error is None or reference.error is None:
         return Estimate(ratio, None, rounds)
-    return Estimate(
-        ratio, abs(ratio) * math.hypot(value.error / value.mean, reference.error / reference.mean), rounds
-    )
+    error = math.hypot(value.error, ratio * reference.error) / abs(reference.mean)
+    return Estimate(ratio, error, rounds)
 
 
 def agree(one: Estimate, other: Estimate) -> bool:

@@ -116,7 +116,7 @@ def recover(run: str, records: Sequence[Record]) -> Recovery | None:
     right = "retuned" if records[0]["comparison"] == "switch" else "tuned"
     references = [record for record in records if record["when"] != "timeline"]
     own = [record for record in references if record["policy"] == right]
-    if line is None or not any(record["when"] == "before" for record in own):
+    if line is None or not line["tokensPerSecond"] or not any(record["when"] == "before" for record in own):
         return None
     before = _mean_window(record for record in own if record["when"] == "before")
     ends = [record for record in own if record["when"] == "after"]
