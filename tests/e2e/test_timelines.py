@@ -48,7 +48,7 @@ def test_generations_are_marked_as_they_are_seen() -> None:
     samples = [
         sample(0, 1, 1, 1),
         sample(1, 0, 1, 1),
-        sample(2, 1, 1, 1),
+        sample(2, 0, 1, 1),
         sample(3, 2, 2, 1),
         sample(4, 2, 2, 2),
     ]
