@@ -60,6 +60,7 @@ class Load:
         self._made: dict[int, list[list[int]]] = {}
         self._shape = Shape()
         self._wanted = 0
+        self._first = 0
         self._arrivals: Iterator[float] | None = None
         self._next: float | None = None
         self._open: dict[str, Request] = {}
@@ -83,8 +84,13 @@ class Load:
     # What the caller does
 
     def keep_open(self, count: int, shape: Shape | None = None) -> None:
-        """Hold ``count`` requests open from now on, each followed by another (a closed loop)."""
+        """Hold ``count`` requests open from now on, each followed by another (a closed loop).
+
+        Those that begin it have any part of an output still to come, as if the loop had always run: begun
+        together, requests of like lengths would end together for many generations.
+        """
         self._require_alive()
+        self._first = max(0, count - len(self._open))
         self._shape = shape or self._shape
         self._arrivals, self._next = None, None
         self._wanted = count
@@ -128,10 +134,8 @@ class Load:
 
     def burst(self, count: int, tokens: int) -> None:
         """Send ``count`` equal requests at once; they end together."""
-        shape, self._shape = self._shape, Shape(self._shape.prompt_tokens, (tokens, tokens))
         for _ in range(count):
-            self._send(time.perf_counter())
-        self._shape = shape
+            self._send(time.perf_counter(), tokens, tokens)
 
     def sleep(self, seconds: float) -> tuple[float, float]:
         """Let it run for ``seconds``; returns beginning and end. Raises what ended the load, if it has."""
@@ -183,10 +187,13 @@ class Load:
     def _send_due(self) -> None:
         now = time.perf_counter()
         while len(self._open) < self._wanted:
-            self._send(now)
+            shortest, longest = self._shape.output_tokens
+            if self._first > 0:
+                self._first, shortest = self._first - 1, 1
+            self._send(now, shortest, longest)
         while self._next is not None and self._next <= now:
             due, arrivals = self._next, self._arrivals
-            self._send(due)
+            self._send(due, *self._shape.output_tokens)
             self._next = next(arrivals) if arrivals is not None else None
 
     def _receive(self) -> None:
@@ -214,7 +221,7 @@ class Load:
         if kept:
             self._received.append((now, kept))
 
-    def _send(self, due: float) -> None:
+    def _send(self, due: float, shortest: int, longest: int) -> None:
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
@@ -223,7 +230,7 @@ class Load:
         self._open[name] = Request(due)
         sampling = SamplingParams(
             temperature=0.0,
-            max_tokens=int(self._random.integers(*self._shape.output_tokens, endpoint=True)),
+            max_tokens=int(self._random.integers(shortest, longest, endpoint=True)),
             ignore_eos=True,
             detokenize=False,
         )

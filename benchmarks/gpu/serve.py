@@ -35,12 +35,18 @@ from gpu.loads import Load  # noqa: E402
 
 from tabletune import documents  # noqa: E402
 
+DOCUMENT_SECONDS = 900.0
+"""Most that a started engine waits for its document."""
+
 
 def main() -> int:
     """Start, wait for the turn, compare, write; returns 1 where something failed, with what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--document", type=Path, required=True)
+    parser.add_argument(
+        "--provisional", type=Path, help="document to start with, while --document is still being made"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--name", required=True, help="of the setting; names the files")
     parser.add_argument(
@@ -51,7 +57,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, help="real prompts, JSON lists of token ids, one a line")
     parser.add_argument("serve", nargs="+")
     asked = parser.parse_args()
-    document = documents.parse(asked.document.read_bytes())
+    document = documents.parse((asked.provisional or asked.document).read_bytes())
     plan = yaml.safe_load(asked.plan.read_text())
     asked.output.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {
@@ -61,8 +67,6 @@ def main() -> int:
         "plans": plan,
         "serve": asked.serve,
         "document": asked.document.name,
-        "table": document.table,
-        "fingerprint": document.fingerprint.model_dump(mode="json", by_alias=True),
         "records": [],
         "failures": [],
     }
@@ -81,6 +85,9 @@ def main() -> int:
                 result["secondsStart"] = round(engine.seconds_start, 1)
                 _say(f"{asked.name}: started in {engine.seconds_start:.0f} s")
                 with _turn(asked.turn):
+                    document = _awaited(asked.document)
+                    result["table"] = document.table
+                    result["fingerprint"] = document.fingerprint.model_dump(mode="json", by_alias=True)
                     _compare(engine, document, plan, asked, keep, result)
     except Exception:
         result["failures"].append(traceback.format_exc())
@@ -127,6 +134,14 @@ def _compare(
                 result["steps"] = engine.call(inside.keep, str(steps))
         result["secondsMeasured"] = round(time.perf_counter() - began, 1)
         load.close()
+
+
+def _awaited(path: Path) -> documents.Document:
+    """Return the document at ``path`` as soon as there is one."""
+    until = time.perf_counter() + DOCUMENT_SECONDS
+    while not path.exists() and time.perf_counter() < until:
+        time.sleep(0.5)
+    return documents.parse(path.read_bytes())
 
 
 @contextlib.contextmanager

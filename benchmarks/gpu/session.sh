@@ -60,34 +60,35 @@ lane_a() {
   document=$results/off-h200-eagle3-document.json
   serving eagle3-default constants "$results/gpu/h200-qwen3-4b-eagle3-default.json" 19 -- "${engine[@]}" \
     --max-num-seqs 256 &
-  serving eagle3-fixed3 fixed "$document" 7 --plain -- "${engine[@]}" --max-num-seqs 252 \
-    --cudagraph-capture-sizes $aligned &
-  serving eagle3-full full "$document" 19 -- "${engine[@]}" --max-num-seqs 252 \
-    --cudagraph-capture-sizes $aligned --compilation-config '{"cudagraph_mode":"FULL"}' &
-  sleep 10
+  if [ -z "${WITHOUT_VARIANTS:-}" ]; then
+    serving eagle3-fixed3 fixed "$document" 7 --plain -- "${engine[@]}" --max-num-seqs 252 \
+      --cudagraph-capture-sizes $aligned &
+    serving eagle3-full full "$document" 19 -- "${engine[@]}" --max-num-seqs 252 \
+      --cudagraph-capture-sizes $aligned --compilation-config '{"cudagraph_mode":"FULL"}' &
+  fi
+  sleep 15
   serving eagle3-advised eagle3 "$document" 22 --seconds "${SECONDS_ADVISED:-870}" -- "${engine[@]}" \
     --max-num-seqs 252 --cudagraph-capture-sizes $aligned &
   wait
 }
 
 lane_b() {
-  local small moe mtp
+  local small moe
   small=("$shapes/qwen3-4b" --max-model-len 4096 --max-num-seqs 252 --cudagraph-capture-sizes $aligned
     --speculative-config "$(synthetic draft_model "$shapes/qwen3-0.6b" 3 '[0.78,0.6,0.46]')")
   moe=("$shapes/qwen3-30b-a3b" --max-model-len 4096 --max-num-seqs 252 --cudagraph-capture-sizes $aligned
     --speculative-config "$(synthetic eagle3 "$shapes/qwen3-30b-a3b-eagle3" 3 '[0.7,0.5,0.36]')")
-  mtp=("$shapes/mimo-7b" --max-model-len 4096 --max-num-seqs 252 --cudagraph-capture-sizes $aligned
-    --speculative-config "$(synthetic mtp '' 3 '[0.85,0.6,0.4]')")
-  profiling draft-model 16 "${small[@]}"
-  serving draft-model setting "$out/draft-model-document.json" 18 -- "${small[@]}" &
+  serving draft-model setting "$out/draft-model-document.json" 28 --seconds 190 \
+    --provisional "$results/off-h200-eagle3-document.json" -- "${small[@]}" &
+  # Sequences grow while a batch is timed: KV cache for 252 of them with some 700 tokens each.
+  profiling draft-model 50 "${small[@]}"
+  # The next one loads and compiles while the last comparisons of the first are made.
+  sleep 70
   # Dummy weights route every token to the same experts; vLLM's simulation spreads them.
-  VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random profiling moe-eagle3 13 "${moe[@]}"
+  export VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random
+  profiling moe-eagle3 22 "${moe[@]}"
+  serving moe-eagle3 setting "$out/moe-eagle3-document.json" 22 -- "${moe[@]}"
   wait
-  VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random serving moe-eagle3 setting "$out/moe-eagle3-document.json" 13 \
-    -- "${moe[@]}" &
-  profiling mtp 12 "${mtp[@]}"
-  wait
-  serving mtp setting "$out/mtp-document.json" 18 -- "${mtp[@]}"
 }
 
 "lane_$lane"
