@@ -14,7 +14,7 @@ import pytest
 
 from e2e import __main__ as command_line
 from e2e import commands, settings
-from e2e.local import machines, packages
+from e2e.local import locks, machines, packages
 from e2e.settings import REPOSITORY, Settings
 
 # `python -m e2e ci`, with a cluster that only notes what is asked of it, and scenarios of one line.
@@ -130,6 +130,7 @@ def test_packages_that_cannot_be_fetched_are_the_machines_fault(
         raise commands.CommandError("apt-get ended with 100")
 
     monkeypatch.setattr(packages, "install", fail)
+    monkeypatch.setattr(locks, "hold", lambda _: 0)
     monkeypatch.setattr(settings, "read", lambda: able)
     monkeypatch.setattr(sys, "argv", ["e2e", "prepare"])
     with pytest.raises(SystemExit) as ended:
