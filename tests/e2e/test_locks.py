@@ -14,8 +14,9 @@ HOLD = """
 import pathlib, sys, subprocess, time
 from e2e.local import locks
 locks.hold(lambda text: print(text, flush=True), pathlib.Path(sys.argv[1]))
-print("held", flush=True)
+# A child that lives on, as the cluster's programs do; it has let go of what it inherited once this returns.
 subprocess.Popen(["sleep", "5"], stdout=subprocess.DEVNULL)
+print("held", flush=True)
 sys.stdin.read()
 """
 
@@ -28,7 +29,6 @@ def test_second_command_waits_and_takes_over_from_one_that_was_killed(tmp_path: 
         assert first.stdout.readline() == "held\n"
         with subprocess.Popen(command, **pipes) as second:  # type: ignore[call-overload]
             assert f"(process {first.pid}): waiting" in second.stdout.readline()
-            # With a child of its own that lives on, as the cluster's programs do.
             first.kill()
             assert second.stdout.readline() == "held\n"
             second.kill()
