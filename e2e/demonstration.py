@@ -92,7 +92,7 @@ def _change_the_requests(story: Story, profiled: dict[str, Any]) -> None:
     wait(f"{WARM_UP} answers", watch(lambda: copying.seen().get("answered", 0) >= WARM_UP), WARM_UP_SECONDS)
     pause(SHOWN_SECONDS)
     sampling.start(watch)
-    timeline.mark("other requests come")
+    timeline.mark("other requests come", ago=sampling.seen().get("seconds", 0))
     requests = {"copying": copying.stop(watch)}
     generation = wait("a corrected table", watch(lambda: _newer(story, profiled)), CORRECTION_SECONDS)
     wait("both servers to follow", watch(lambda: _followed(story, generation)), FOLLOW_SECONDS)

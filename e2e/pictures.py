@@ -22,7 +22,7 @@ from tabletune_profiler.plotting import FAINT, INK, STYLE
 
 DPI = 150
 DRAFTED, KEPT, WASTED = "#1c1c1c", "#35938c", "#f6dcc8"
-TITLE = "The requests change, and TableTune shortens the drafts of the servers that run"
+TITLE = "The requests change, and the operator shortens the drafts"
 
 
 def draw(record: Record, path: Path) -> list[Path]:
@@ -76,20 +76,25 @@ def _draw_server(axes: Axes, record: Record, pod: str, name: str) -> None:
     axes.fill_between(seconds, accepted, drafted, color=WASTED, lw=0)
     axes.fill_between(seconds, 0, accepted, color=KEPT, lw=0)
     axes.plot(seconds, drafted, color=DRAFTED, lw=1.8)
-    for mark in record["marks"]:
-        axes.axvline(mark["seconds"], color=INK, lw=1.0, ls=(0, (4, 3)))
     axes.set_ylabel(f"{name}\ntokens per draft")
     axes.set_ylim(0, 1.15 * max(drafted))
     axes.set_yticks(range(int(max(drafted)) + 1))
     axes.set_xlim(seconds[0], seconds[-1])
+    for mark in _shown(record, axes):
+        axes.axvline(mark["seconds"], color=INK, lw=1.0, ls=(0, (4, 3)))
+
+
+def _shown(record: Record, axes: Axes) -> list[Record]:
+    start, end = axes.get_xlim()
+    return [mark for mark in record["marks"] if start <= mark["seconds"] <= end]
 
 
 def _write_marks(axes: Axes, record: Record) -> None:
     """Write what happened above the panels, each beside its line; of two that are close one goes higher."""
     start, end = axes.get_xlim()
     last, height = start - (end - start), 0
-    for mark in record["marks"]:
-        near = (mark["seconds"] - last) / (end - start) < 0.22
+    for mark in _shown(record, axes):
+        near = (mark["seconds"] - last) / (end - start) < 0.2
         height = height + 1 if near else 0
         last = mark["seconds"]
         axes.annotate(

@@ -37,9 +37,9 @@ class Timeline:
         """Return the time since the record began."""
         return round(time.monotonic() - self._began, 2)
 
-    def mark(self, what: str) -> None:
-        """Note that something happens now."""
-        self.marks.append({"seconds": self.seconds, "what": what})
+    def mark(self, what: str, ago: float = 0.0) -> None:
+        """Note that something happens now, or happened ``ago`` seconds before."""
+        self.marks.append({"seconds": round(self.seconds - ago, 2), "what": what})
 
     def sample(self) -> None:
         """Read the table's generation and every server's counters, unless that was done just now."""
@@ -94,8 +94,11 @@ def changes(samples: list[Record]) -> list[Record]:
         for one in samples
         if one["pods"] and min(pod["generation"] for pod in one["pods"].values()) > first
     ]
-    if followed:
-        found.append({"seconds": followed[0], "what": "both servers follow it"})
+    if found and followed:
+        if followed[0] <= found[0]["seconds"]:
+            found[0]["what"] += ", and both servers follow it"
+        else:
+            found.append({"seconds": followed[0], "what": "both servers follow it"})
     return found
 
 

@@ -58,6 +58,10 @@ def test_generations_are_marked_as_they_are_seen() -> None:
         {"seconds": 5, "what": "generation 3"},
         {"seconds": 4, "what": "both servers follow it"},
     ]
+    at_once = [sample(0, 1, 1, 1), sample(1, 2, 2, 2)]
+    assert timelines.changes(at_once) == [
+        {"seconds": 1, "what": "the operator writes generation 2, and both servers follow it"}
+    ]
 
 
 def test_picture_tells_what_happened_and_what_it_was_taken_on(tmp_path: Path) -> None:
