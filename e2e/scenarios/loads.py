@@ -58,6 +58,10 @@ class Load:
             return found
         return {}
 
+    def answered(self) -> int:
+        """Return how many requests were answered so far."""
+        return int(self.story.client.wait(f"word of {self.workload}", self.seen, START_SECONDS)["answered"])
+
     def stop(self, watch: Watch = _unwatched) -> Object:
         """Let its last requests finish; return what it counted."""
         code = "open('/tmp/stop', 'w').close()"

@@ -38,7 +38,7 @@ def test_switch_of_the_workload_is_corrected(story: Story, serving: Profiled) ->
     story.namespaces.add(where)
     copying, sampling = Load(story, where, "copying"), Load(story, where, "sampling")
     copying.start()
-    story.client.wait("40 answers", lambda: copying.seen().get("answered", 0) >= 40, 180)
+    story.client.wait("40 answers", lambda: copying.answered() >= 40, 180)
     _say_acceptance(story, where)
 
     before = story.document(where, name)

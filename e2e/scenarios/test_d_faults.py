@@ -9,6 +9,7 @@ import pytest
 from e2e import clusters, manifests, settings
 from e2e.clients import Object
 from e2e.scenarios.conftest import Profiled
+from e2e.scenarios.load import AT_ONCE
 from e2e.scenarios.loads import Load
 from e2e.scenarios.stories import (
     CHART,
@@ -25,6 +26,8 @@ from e2e.settings import Settings
 WHERE = "faults"
 AWAY_SECONDS = 10.0
 LOST_SECONDS = 120.0
+FOLLOW_SECONDS = 180.0
+"""Time for pods to follow without an operator that touches them: the kubelet alone takes a minute or two."""
 
 
 @pytest.fixture
@@ -174,22 +177,18 @@ def test_serving_pod_is_killed(story: Story, serving: Profiled) -> None:
     load = Load(story, where, "copying")
     load.start()
     first, _ = sorted(story.generations(where))
-    generation = story.document(where, serving.name)["generation"]
     story.say(f"killing {first}")
     story.client.delete("pod", where, first, "--force", "--grace-period=0")
-    answered = load.seen()["answered"]
-    story.client.wait("answers by the other", lambda: load.seen()["answered"] > answered + 10, 120)
+    answered = load.answered()
+    story.client.wait("answers by the other", lambda: load.answered() > answered + 10, 120)
     story.client.wait(
         "two pods that follow",
-        lambda: (
-            first not in (found := story.generations(where))
-            and list(found.values()) == [generation, generation]
-        ),
+        lambda: first not in (found := story.generations(where)) and sum(map(bool, found.values())) == 2,
         300,
     )
     whole = load.stop()
     # Those that it was at, and those that came before the Service knew.
-    assert whole["failed"] < 20
+    assert whole["failed"] < 5 * AT_ONCE
     story.reason(where, serving.name, "Serving", "PodsUpToDate", 90)
 
 
@@ -197,13 +196,19 @@ def test_release_is_uninstalled_while_serving(story: Story, serving: Profiled) -
     """Without operator and chart the pods serve with their last table; installed again, nothing is redone."""
     where, name = serving.where, serving.name
     story.namespaces.add(where)
-    document, jobs = story.document(where, name), story.jobs(where, name)
     load = Load(story, where, "copying")
     load.start()
     story.client.helm("uninstall", RELEASE, "--namespace", HOME, "--wait")
     assert not story.pods(HOME, OPERATOR)
-    answered = load.seen()["answered"]
-    story.client.wait("20 answers", lambda: load.seen()["answered"] > answered + 20, 120)
+    # Read by now, since with other requests the operator goes on correcting as long as it is there.
+    document, jobs = story.document(where, name), story.jobs(where, name)
+    story.client.wait(
+        "both to follow the last table",
+        lambda: set(story.generations(where).values()) == {float(document["generation"])},
+        FOLLOW_SECONDS,
+    )
+    answered = load.answered()
+    story.client.wait("20 answers", lambda: load.answered() > answered + 20, 120)
     assert set(story.generations(where).values()) == {float(document["generation"])}
     story.say("uninstalled: served on with the last table")
     limit = story.client.limit(INSTALL_SECONDS)
