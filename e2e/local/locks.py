@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from e2e.local.machines import MachineError
+
 FILE = Path("/run/tabletune-e2e.lock")
 
 
@@ -18,10 +20,12 @@ def hold(tell: Callable[[str], None], file: Path = FILE) -> int:
     """Return a file descriptor that holds the cluster until it is closed, as it is when this process ends.
 
     Waits where another command holds it, and says so. It is inherited by what this process becomes, and not
-    by what it starts.
+    by what it starts. Raises :class:`MachineError` for who is not root.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    except PermissionError as error:
+        raise MachineError(f"This machine cannot host a cluster: it needs root ({error}).") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from e2e.local import locks
+from e2e.local.machines import MachineError
 from e2e.settings import REPOSITORY
 
 HOLD = """
@@ -35,3 +38,12 @@ def test_second_command_waits_and_takes_over_from_one_that_was_killed(tmp_path: 
     said: list[str] = []
     os.close(locks.hold(said.append, file))
     assert not said
+
+
+def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(MachineError, match="needs root"):
+        locks.hold(print, tmp_path / "lock")
