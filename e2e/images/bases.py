@@ -16,6 +16,7 @@ from pathlib import Path
 
 from e2e import commands, engines
 from e2e.images.buildah import Buildah
+from e2e.local import mounts
 from e2e.local.machines import MachineError
 from e2e.settings import REPOSITORY, Settings
 
@@ -85,6 +86,8 @@ def system(settings: Settings, tell: Callable[[str], None]) -> Path:
 
 
 def _bootstrap(root: Path) -> None:
+    # One that was killed leaves /proc mounted there.
+    mounts.remove(root)
     shutil.rmtree(root, ignore_errors=True)
     include = f"--include={','.join(PACKAGES)}"
     commands.run(

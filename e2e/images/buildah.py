@@ -59,6 +59,10 @@ class Buildah:
         finally:
             self.run("rm", container)
 
+    def tidy(self) -> None:
+        """Remove the containers that a build leaves which was killed, with their mounts."""
+        self.run("rm", "--all")
+
     def prune(self) -> None:
         """Remove the layers that no named image is made of; they are gigabytes after some builds."""
         self.run("rmi", "--prune")

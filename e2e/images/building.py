@@ -21,6 +21,7 @@ _PIP_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 def build(settings: Settings, tell: Callable[[str], None]) -> list[Path]:
     """Build every target; return an archive of each image, and of the vLLM that serves."""
     buildah = Buildah(settings)
+    buildah.tidy()
     bases.ensure(settings, tell)
     archives = [buildah.save(bases.names()["VLLM_IMAGE"])]
     arguments = {"VERSION": VERSION, "REVISION": _revision()}

@@ -156,11 +156,15 @@ class ControlPlane:
             lines = [
                 f'{secrets.token_hex(16)},{user},{name},"{group}"' for name, (user, group) in _USERS.items()
             ]
-            tokens.touch(mode=0o600)
-            tokens.write_text("\n".join(lines) + "\n")
+            fresh = tokens.with_suffix(".new")
+            fresh.touch(mode=0o600)
+            fresh.write_text("\n".join(lines) + "\n")
+            fresh.rename(tokens)
         key = self._folder / "service-account.key"
         if not key.exists():
-            commands.run(["openssl", "genrsa", "-out", key, "2048"])
+            fresh = key.with_suffix(".new")
+            commands.run(["openssl", "genrsa", "-out", fresh, "2048"])
+            fresh.rename(key)
 
     def _token(self, name: str) -> str:
         lines = (self._folder / "tokens.csv").read_text().splitlines()

@@ -68,11 +68,10 @@ class Daemon:
                     stderr=log,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
+                    preexec_fn=self._enter,
                     env={**os.environ, **(env or {})},
                     cwd="/",
                 )
-            cgroups.add(cgroups.DAEMONS, started.pid)
-            self._file.write_text(f"{started.pid} {_start_time(started.pid)}")
             # It is not waited for: it outlives this command.
             started.returncode = 0
         deadline = time.monotonic() + seconds
@@ -99,6 +98,11 @@ class Daemon:
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
+
+    def _enter(self) -> None:
+        """Run in the new process before its program: whoever is killed meanwhile, the process is known."""
+        cgroups.add(cgroups.DAEMONS, os.getpid())
+        self._file.write_text(f"{os.getpid()} {_start_time(os.getpid())}")
 
     @property
     def _file(self) -> Path:
