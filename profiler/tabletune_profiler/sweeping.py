@@ -197,16 +197,28 @@ class Sweep:
         """Add requests until ``batch_size`` of them decode together."""
         self._log.steps.clear()
         self._top_up(batch_size, prompts)
-        # Prefills take as many steps as the token budget makes of them; preempted requests start over.
+        # Prefills take as many steps as the token budget makes of them.
         for _ in range(50 + 4 * batch_size):
             self._engine.step()
             if self._log.steps and _is_pure(self._log.steps[-1], batch_size):
                 return
+            self._require_no_preemption(batch_size)
         seen = max((step.batch_size for step in self._log.steps), default=0)
         raise CannotFillBatchError(
             f"at most {seen} of {batch_size} requests ran together: the KV cache or the step's token budget"
             " (max_num_batched_tokens) does not hold them"
         )
+
+    def _require_no_preemption(self, batch_size: int, before: int = 0) -> None:
+        """Raise where requests were preempted: they come back, others go, and the batch is never whole.
+
+        Waiting for it took a minute for each length, with steps of 45 ms and 192 requests.
+        """
+        if self._engine.preemptions > before:
+            raise CannotFillBatchError(
+                f"requests were preempted: the KV cache does not hold {batch_size} with the tokens that they"
+                " have by then"
+            )
 
     def _top_up(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
         for _ in range(batch_size - self._engine.unfinished):
@@ -242,8 +254,11 @@ class Sweep:
         engine.set_draft_length(length)
         log.steps.clear()
         counted: list[Step] = []
+        before = engine.preemptions
         for _ in range(most * 3 + 50 + 4 * batch_size):
             engine.step()
+            if log.steps and log.steps[-1].batch_size < batch_size:
+                self._require_no_preemption(batch_size, before)
             self._top_up(batch_size, prompts)
             # Looked at only once there can be enough: what happens between two steps is in their interval.
             if len(self._log.steps) >= most + DROPPED_STEPS:
@@ -253,7 +268,7 @@ class Sweep:
         else:
             raise CannotFillBatchError(
                 f"only {len(counted)} of {most} steps ran with {batch_size} requests decoding at"
-                f" draft length {length}: requests were preempted (KV cache full) or the length was not used"
+                f" draft length {length}: the length was not used, or other requests took their places"
             )
         return tuple(
             messages.Sample(step.interval_ms, span, step.drafted_tokens, step.graph)

@@ -36,6 +36,8 @@ class Running:
     left: int
     """Tokens until it ends."""
     new: bool = True
+    kept: int = 0
+    """Tokens that it has so far."""
 
 
 class Engine:
@@ -48,8 +50,14 @@ class Engine:
         lifetimes: tuple[int, ...] = (10_000,),
         spans: bool = False,
         drafter_ms: float | None = None,
+        cache_tokens: int = 10**9,
     ) -> None:
-        """``drafter_ms`` is a drafter's first pass, run at each length, which can be left out at length 0."""
+        """``drafter_ms`` is a drafter's first pass, run at each length, which can be left out at length 0.
+
+        A request is preempted where all together have more than ``cache_tokens`` tokens.
+        """
+        self._cache_tokens = cache_tokens
+        self.preemptions = 0
         self._drafter_ms = drafter_ms
         self._skipped = False
         self.skips: list[bool] = []
@@ -137,9 +145,15 @@ class Engine:
             )
         )
         for request in self._running:
-            request.left -= 1 if request.new else 1 + min(verified, 1)
+            more = 1 if request.new else 1 + min(verified, 1)
+            request.left -= more
+            request.kept += more
             request.new = False
         self._running = [request for request in self._running if request.left > 0]
+        while sum(request.prompt_tokens + request.kept for request in self._running) > self._cache_tokens:
+            preempted = self._running.pop()
+            self._waiting.insert(0, replace(preempted, new=True))
+            self.preemptions += 1
         self._proposed, self._after_prompt = self._length, bool(joined)
         self._since_change += 1
         self._number += 1
@@ -272,6 +286,30 @@ def test_drafts_that_vary_count_whatever_was_found() -> None:
 
 
 # Cells that cannot be
+
+
+def test_batch_that_the_kv_cache_cannot_hold_is_given_up_at_once() -> None:
+    # Three requests with prompts of four tokens fit at first, and no longer once each has 20 tokens.
+    engine = Engine(cache_tokens=60)
+    found = timed(engine, 3, 0, 1, 0, 1, steps=40)
+    assert cells(found) == []
+    unreachable = [message for message in found if isinstance(message, CellUnreachable)]
+    assert {message.draft_length for message in unreachable} == {0, 1}
+    assert all("preempted: the KV cache does not hold 3" in message.reason for message in unreachable)
+    assert engine._number < 60
+
+
+def test_batch_that_the_kv_cache_cannot_hold_from_the_start_is_given_up_at_once() -> None:
+    engine = Engine(cache_tokens=10)
+    found = timed(engine, 3, 0, 1, steps=40)
+    assert [message.draft_length for message in found if isinstance(message, CellUnreachable)] == [0, 1]
+    assert engine._number < 20
+
+
+def test_visit_before_the_kv_cache_was_full_counts() -> None:
+    engine = Engine(cache_tokens=90)
+    found = timed(engine, 3, 0, 0, 0, steps=10)
+    assert 0 < len(cells(found)) < 3
 
 
 def test_batch_that_never_fills_is_unreachable_at_every_length() -> None:

@@ -94,6 +94,11 @@ class DrivenEngine:
         return int(self._scheduler.get_num_unfinished_requests())
 
     @property
+    def preemptions(self) -> int:
+        """How often the requests in it were sent back to wait, since the KV cache was full."""
+        return sum(request.num_preemptions for request in self._scheduler.requests.values())
+
+    @property
     def busy(self) -> bool:
         """Whether a step would do anything: requests left, or results still to come."""
         return bool(self._scheduler.has_requests() or self._core.batch_queue)
