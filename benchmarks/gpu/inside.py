@@ -118,10 +118,8 @@ def record(core: Any) -> int:
 
 
 def keep(_core: Any, path: str) -> int:
-    """Write the steps recorded so far to ``path`` and forget them; returns their number."""
-    recorder = _recording()
-    rows, recorder.rows = recorder.rows, []
-    recorder.late.clear()
+    """Write all steps recorded so far to ``path``; returns their number."""
+    rows = _recording().rows
     columns = np.array(rows, dtype=np.float64).reshape(-1, len(FIELDS)).T
     kept = {
         name: column.astype(np.float32 if name.endswith("_ms") else np.int32)

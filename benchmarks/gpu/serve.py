@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -35,8 +36,8 @@ from gpu.loads import Load  # noqa: E402
 
 from tabletune import documents  # noqa: E402
 
-DOCUMENT_SECONDS = 900.0
-"""Most that a started engine waits for its document."""
+WAIT_SECONDS = 900.0
+"""Most that a started engine waits for the others."""
 
 
 def main() -> int:
@@ -44,22 +45,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--document", type=Path, required=True)
-    parser.add_argument(
-        "--provisional", type=Path, help="document to start with, while --document is still being made"
-    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--name", required=True, help="of the setting; names the files")
     parser.add_argument(
         "--turn", type=Path, help="file to lock while measuring, for engines that share a GPU"
+    )
+    parser.add_argument(
+        "--together", type=int, default=0, help="engines writing to the folder that must have started first"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no comparison after so many")
     parser.add_argument("--plain", action="store_true", help="vLLM as it is, without the plugin")
     parser.add_argument("--prompts", type=Path, help="real prompts, JSON lists of token ids, one a line")
     parser.add_argument("serve", nargs="+")
     asked = parser.parse_args()
-    document = documents.parse((asked.provisional or asked.document).read_bytes())
+    document = documents.parse(asked.document.read_bytes())
     plan = yaml.safe_load(asked.plan.read_text())
     asked.output.mkdir(parents=True, exist_ok=True)
+    (asked.output / f"{asked.name}.started").unlink(missing_ok=True)
+    # Stopped before its time it still writes what it has.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     result: dict[str, Any] = {
         "what": __doc__.splitlines()[0],
         "conditions": machines.conditions("torch", "vllm"),
@@ -67,6 +71,8 @@ def main() -> int:
         "plans": plan,
         "serve": asked.serve,
         "document": asked.document.name,
+        "table": document.table,
+        "fingerprint": document.fingerprint.model_dump(mode="json", by_alias=True),
         "records": [],
         "failures": [],
     }
@@ -84,13 +90,14 @@ def main() -> int:
             with Engine(asked.serve, None if asked.plain else volume) as engine:
                 result["secondsStart"] = round(engine.seconds_start, 1)
                 _say(f"{asked.name}: started in {engine.seconds_start:.0f} s")
+                (asked.output / f"{asked.name}.started").touch()
+                _wait_for_others(asked.output, asked.together)
                 with _turn(asked.turn):
-                    document = _awaited(asked.document)
-                    result["table"] = document.table
-                    result["fingerprint"] = document.fingerprint.model_dump(mode="json", by_alias=True)
                     _compare(engine, document, plan, asked, keep, result)
-    except Exception:
+    except (Exception, SystemExit):
         result["failures"].append(traceback.format_exc())
+    # Who did not start must not be waited for.
+    (asked.output / f"{asked.name}.started").touch()
     machines.write(target, result)
     for failure in result["failures"]:
         _say(failure)
@@ -125,23 +132,24 @@ def _compare(
                 continue
             _say(f"{asked.name}: {name} {chosen} at {at:.0f} s")
             comparisons.COMPARISONS[name](bench, **chosen)
+            # After each: an engine that dies takes with it what it has recorded.
+            if not asked.plain:
+                steps = (asked.output / f"{asked.name}-steps.npz").absolute()
+                result["steps"] = engine.call(inside.keep, str(steps))
             machines.write(asked.output / f"{asked.name}.json", result)
     finally:
         with contextlib.suppress(Exception):
             load.end()
-            if not asked.plain:
-                steps = (asked.output / f"{asked.name}-steps.npz").absolute()
-                result["steps"] = engine.call(inside.keep, str(steps))
         result["secondsMeasured"] = round(time.perf_counter() - began, 1)
         load.close()
 
 
-def _awaited(path: Path) -> documents.Document:
-    """Return the document at ``path`` as soon as there is one."""
-    until = time.perf_counter() + DOCUMENT_SECONDS
-    while not path.exists() and time.perf_counter() < until:
+def _wait_for_others(folder: Path, number: int) -> None:
+    """Wait until so many engines have started: one that starts disturbs those that are measured, on another
+    GPU of the machine too (windows of one policy differed by 30%)."""
+    until = time.perf_counter() + WAIT_SECONDS
+    while len(list(folder.glob("*.started"))) < number and time.perf_counter() < until:
         time.sleep(0.5)
-    return documents.parse(path.read_bytes())
 
 
 @contextlib.contextmanager
