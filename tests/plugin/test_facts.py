@@ -199,10 +199,15 @@ def test_v1_with_graphs_costs_and_without_does_not() -> None:
     assert names(use_v2_model_runner=False, cudagraph_mode="NONE") == {}
 
 
+def test_draft_model_on_v2_drafts_its_full_length_whatever_the_table_says() -> None:
+    assert names(method="draft_model") == {"DrafterKeepsFullLength": Severity.WARNING}
+    assert names(method="draft_model", use_v2_model_runner=False, cudagraph_mode="NONE") == {}
+
+
 def test_every_obstacle_says_what_to_do() -> None:
     every = config(data_parallel_size=2, pipeline_parallel_size=2, use_v2_model_runner=False)
-    found = facts.obstacles(every)
-    assert len(found) == 3
+    found = (*facts.obstacles(every), *facts.obstacles(config(method="draft_model")))
+    assert len(found) == 4
     assert all(obstacle.reason.endswith(".") and obstacle.remedy.endswith(".") for obstacle in found)
 
 

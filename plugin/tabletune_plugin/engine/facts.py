@@ -40,6 +40,10 @@ _V1_METHODS = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dfla
 (``VllmConfig._maybe_disable_dynamic_sd_for_v1``). 0.32 keeps it, and ends in an ``AssertionError`` at the
 first step of another length (suffix, Medusa, n-gram on the GPU), or has it ignored (custom classes)."""
 
+_V2_METHODS_OF_FULL_LENGTH = frozenset({"draft_model"})
+"""Methods whose V2 speculator takes no notice of the length asked for
+(``vllm/v1/worker/gpu/spec_decode/standalone_ar``, 0.32 and 0.33)."""
+
 
 def fingerprint(config: Any) -> Fingerprint:
     """Return what ``config`` (vLLM's ``VllmConfig``) would be measured on, on this machine."""
@@ -113,6 +117,18 @@ def obstacles(config: Any) -> tuple[Obstacle, ...]:
                 "the V1 runner has only piecewise CUDA graphs with a table; the paper (6.6) measured 30 to"
                 " 43% less throughput for it on an H100.",
                 "Set VLLM_USE_V2_MODEL_RUNNER=1, or serve one fixed length.",
+            )
+        )
+    if config.use_v2_model_runner and str(speculative.method) in _V2_METHODS_OF_FULL_LENGTH:
+        found.append(
+            Obstacle(
+                "DrafterKeepsFullLength",
+                Severity.WARNING,
+                f"the V2 runner of vLLM {versions.installed()} has a drafter of method {speculative.method!r}"
+                " draft its full length in every step, without CUDA graphs and whatever the table says; on an"
+                " H200 a step took 44 ms at every length, and 4 to 9 ms without speculation.",
+                "Serve without speculation or with another drafter if the profile says so, or try"
+                " VLLM_USE_V2_MODEL_RUNNER=0.",
             )
         )
     return tuple(found)
