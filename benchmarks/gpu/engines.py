@@ -45,6 +45,8 @@ class Engine:
         namespace = arguments.parse(serve).namespace
         began = time.perf_counter()
         config = AsyncEngineArgs.from_cli_args(namespace).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        # Has every step say which CUDA graph it ran as.
+        config.observability_config.cudagraph_metrics = volume is not None
         self.client: Any = EngineCoreClient.make_client(
             multiprocess_mode=True,
             asyncio_mode=False,
@@ -53,7 +55,6 @@ class Engine:
             log_stats=True,
         )
         self.seconds_start = time.perf_counter() - began
-        self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         self.vocabulary: int = config.model_config.get_vocab_size()
 
     def __enter__(self) -> Self:

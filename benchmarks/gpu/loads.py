@@ -160,11 +160,6 @@ class Load:
         while self._done and self._done[0].last_at < before:
             self._done.popleft()
 
-    @property
-    def open(self) -> int:
-        """Requests that are open."""
-        return len(self._open)
-
     def close(self) -> None:
         """End the thread."""
         self._stop.set()

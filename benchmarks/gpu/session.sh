@@ -70,7 +70,7 @@ case $lane in
     serving eagle3-advised eagle3 "$document" 22 -- "${eagle3[@]}" "${advised[@]}" &
     ;;
   serve-1)
-    serving draft-model setting "$results/gpu/serving/draft-model-document.json" 28 -- "${small[@]}" "${advised[@]}" &
+    serving eagle3-bursts bursts "$results/off-h200-eagle3-document.json" 20 -- "${eagle3[@]}" "${advised[@]}" &
     serving moe-eagle3 setting "$results/gpu/serving/moe-eagle3-document.json" 22 -- "${moe[@]}" "${advised[@]}" &
     ;;
   profiles)
