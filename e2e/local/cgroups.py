@@ -17,7 +17,9 @@ from pathlib import Path
 ROOT = Path("/sys/fs/cgroup")
 NAME = "tabletune-e2e"
 DAEMONS = f"{NAME}/daemons"
-END_SECONDS = 20.0
+END_SECONDS = 300.0
+"""Time for killed processes to be gone: giving back an engine's memory took a virtual machine's kernel more
+than half a minute."""
 
 
 def pods(node: str) -> str:
@@ -63,15 +65,21 @@ def processes(cgroup: str = NAME) -> set[int]:
     return found
 
 
+def kill(cgroup: str = NAME) -> set[int]:
+    """Kill every process in a cgroup and below it; return those that were there still."""
+    found = processes(cgroup)
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return found
+
+
 def end(cgroup: str = NAME) -> None:
-    """End every process in a cgroup and below it, at once, and wait until they are gone."""
+    """Kill every process in a cgroup and below it, and wait until they are gone."""
     deadline = time.monotonic() + END_SECONDS
-    while remaining := processes(cgroup):
+    while remaining := kill(cgroup):
         if time.monotonic() > deadline:
             raise RuntimeError(f"These processes of {cgroup} did not end: {sorted(remaining)}")
-        for process in remaining:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
 
 

@@ -50,10 +50,15 @@ class LocalCluster:
 
     def down(self) -> None:
         """End it all."""
+        # All nodes' at once, since each engine takes its time to end; the kubelets first, or they start it again.
         for node in self._nodes.values():
-            self._tell(f"Node {node.name}")
+            node.stop_kubelet()
+        for node in self._nodes.values():
+            cgroups.kill(cgroups.pods(node.name))
+        for node in self._nodes.values():
+            self._tell(f"Node {node.name} ends")
             node.stop()
-        self._tell("Control plane")
+        self._tell("Control plane ends")
         self._plane.stop()
         self._clear()
 
