@@ -50,7 +50,7 @@ class LocalCluster:
 
     def down(self) -> None:
         """End it all."""
-        # All nodes' at once, since each engine takes its time to end; the kubelets first, or they start it again.
+        # All nodes' at once, since engines take their time to end; kubelets first, or they start them again.
         for node in self._nodes.values():
             node.stop_kubelet()
         for node in self._nodes.values():
