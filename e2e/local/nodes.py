@@ -69,20 +69,29 @@ class Node:
         """Bring an image's archive to the node, unless this archive was brought before."""
         loaded = self.folder / "containerd" / f"{archive.stem}.loaded"
         if not loaded.exists():
-            commands.run([*self._ctr(), "images", "import", archive])
-            for old in loaded.parent.glob(f"{archive.stem.rpartition('-')[0]}-*.loaded"):
+            image = archive.stem.rpartition("-")[0]
+            for old in loaded.parent.glob(f"{image}-*.loaded"):
                 old.unlink()
-            self._forget_images()
+            self._forget(image)
+            commands.run([*self._ctr(), "images", "import", archive])
             loaded.touch()
 
-    def _forget_images(self) -> None:
-        """Take away images whose name another one has by now: the runtime keeps them by their digests."""
+    def _forget(self, image: str) -> None:
+        """Take away an image, and those that are known by their digests alone since another has their name.
+
+        At once and before its next version comes: while that one was put on layers of the old one, containerd
+        took them away, since nothing had a name for them any more.
+        """
         listed = commands.run([*self._ctr(), "images", "list"]).splitlines()[1:]
         digests = {name: digest for name, _, digest, *_ in map(str.split, listed)}
-        named = {digest for name, digest in digests.items() if not name.startswith("sha256:")}
-        old = [name for name, digest in digests.items() if digest not in named]
+        kept = {
+            digest
+            for name, digest in digests.items()
+            if not name.startswith("sha256:") and name.rpartition("/")[2].replace(":", "-") != image
+        }
+        old = [name for name, digest in digests.items() if digest not in kept]
         if old:
-            commands.run([*self._ctr(), "images", "remove", *old])
+            commands.run([*self._ctr(), "images", "remove", "--sync", *old])
 
     def start_kubelet(self) -> None:
         """Start the kubelet, unless it runs, and wait until the node is ready and has its GPU."""
