@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +42,10 @@ LEAST_COST = 0.02
 MOST_LOST = 4.0
 """Most that an explored step is taken to have lost, as a multiple of its price. A hiccup of seconds while
 exploring would otherwise be a debt that stops all exploring for minutes."""
+
+EXPLORATION_REACH = 2 ** (1 / 8)
+"""Factor in batch size within which an exploration is held and its steps tell about one another: that within
+which evidence of step times is one place (:data:`tabletune.correcting.STEPS_PER_OCTAVE`)."""
 
 SURE_ERRORS = 2.0
 """Standard errors below its estimate at which survival enters the price of exploring."""
@@ -413,6 +417,13 @@ class ExplorationPlan:
     may be; infinite where there is nothing to learn."""
     per_token_ms: tuple[float, ...] = ()
     """Time in which the table's length keeps one token per request, by batch size, milliseconds."""
+    around: tuple[tuple[int, int], ...] = ()
+    """First and last batch size, by batch size, between which an exploration that starts there is held;
+    empty: there alone."""
+
+    def held(self, batch_size: int) -> tuple[int, int]:
+        """Return the first and the last batch size at which an exploration of ``batch_size`` is held."""
+        return self.around[batch_size] if self.around else (batch_size, batch_size)
 
 
 def plan_exploration(
@@ -451,6 +462,9 @@ def plan_exploration(
        believed: their time less that in which the table's length keeps as much,
        ``T[B, K'] - T[B, K] · E_low[K'] / E[K]``, at least :data:`LEAST_COST` of it. :func:`settle` puts
        right what they really cost.
+    6. It is held as far around the batch size as :data:`EXPLORATION_REACH` goes, where the table has the same
+       length and the explored one is usable too. Under load a request ends every few steps and the next one
+       takes its place a step later, so that a batch size seldom stays for an exploration's steps.
     """
     lengths = np.asarray(draft_lengths)
     stale = np.asarray(estimate.drafted) < FRESH_DRAFTS
@@ -505,6 +519,7 @@ def plan_exploration(
         steps=steps,
         needed_ms=(math.inf, *np.where(found, needed, math.inf).tolist()),
         per_token_ms=(math.inf, *per_token.tolist()),
+        around=((0, 0), *_around(chosen, current, usable)),
     )
 
 
@@ -609,6 +624,22 @@ def _sure_tokens(estimate: Estimate, draft_lengths: Sequence[int]) -> NDArray[np
     return acceptance.expected_tokens_of(lowest.tolist(), estimate.proposal_rate, draft_lengths)[
         :, np.newaxis
     ]
+
+
+def _around(
+    chosen: NDArray[np.int64], current: NDArray[np.int64], usable: NDArray[np.bool_]
+) -> Iterator[tuple[int, int]]:
+    """Yield the batch sizes between which each batch size's row of ``chosen`` may be held, from 1 on."""
+    sizes = np.arange(1, len(current) + 1)
+    same = usable[:, 1:] & usable[:, :-1] & (current[1:] == current[:-1])
+    edge = np.zeros((len(usable), 1), dtype=bool)
+    firsts = np.maximum.accumulate(np.where(np.hstack((edge, same)), 0, sizes), axis=1)
+    ends = np.where(np.hstack((same, edge)), len(current), sizes)
+    lasts = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    columns = sizes - 1
+    low = np.maximum(firsts[chosen, columns], np.ceil(sizes / EXPLORATION_REACH))
+    high = np.minimum(lasts[chosen, columns], np.floor(sizes * EXPLORATION_REACH))
+    return zip(low.astype(int).tolist(), high.astype(int).tolist(), strict=True)
 
 
 def _pinned(control: Control, size: int) -> NDArray[np.bool_]:

@@ -64,6 +64,7 @@ class Ours(Lookup):
         self.exploration: estimating.ExplorationPlan | None = None
         self.balance_ms = 0.0
         self.held, self.left, self.held_at = 0, 0, 0
+        self.around = (0, 0)
         self.outcome: controlling.Outcome | None = None
         self.changed_at: list[tuple[float, tuple[estimating.Change, ...]]] = []
         self.explored_steps = 0
@@ -71,7 +72,7 @@ class Ours(Lookup):
         self.unsettled = 0
         self.started: estimating.ExplorationPlan | None = None
         self.times: list[float] = []
-        self.kept = 0
+        self.kept = 0.0
 
     def length(self, batch_size: int, step_ms: float) -> int:
         """Return the table's length, or one that is explored."""
@@ -79,7 +80,7 @@ class Ours(Lookup):
         if plan is None:
             return self.lookup[batch_size]
         self.balance_ms = estimating.earn(self.balance_ms, step_ms, plan, self.share)
-        if self.left and batch_size == self.held_at:
+        if self.left and self.around[0] <= batch_size <= self.around[1]:
             self.left -= 1
             self.explored_steps += 1
             return self.held
@@ -91,6 +92,7 @@ class Ours(Lookup):
         self.balance_ms = found.balance_ms
         if found.reason == estimating.EXPLORED:
             self.held, self.left, self.held_at = found.draft_length, plan.steps - 1, batch_size
+            self.around = plan.held(batch_size)
             self.explored_steps += 1
             self.started, self.unsettled, self.times, self.kept = plan, plan.steps + 2, [], 0
         return found.draft_length
@@ -100,9 +102,9 @@ class Ours(Lookup):
         if not self.unsettled or self.started is None:
             return
         self.unsettled -= 1
-        if pure and batch_size == self.held_at and length == self.held:
+        if pure and self.around[0] <= batch_size <= self.around[1] and length == self.held:
             self.times.append(step_ms)
-            self.kept += kept_tokens
+            self.kept += kept_tokens * self.held_at / batch_size
         if not self.unsettled and self.settles:
             self.balance_ms = estimating.settle(
                 self.balance_ms,

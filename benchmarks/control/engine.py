@@ -6,7 +6,8 @@ profile cannot be had to order. Here times come from a measured grid, and all el
 trip over is modelled after what was measured:
 
 - the length drafted in a step is verified in the next; what a step costs depends on what it verifies;
-- a new request's prompt shares a step, which then takes 12 ms more (ENGINE.md 1), and has no draft yet;
+- a new request's prompt shares a step, which then takes 12 ms more (ENGINE.md 1), and has no draft yet; it
+  comes a step after the request whose place it takes has ended, so that a batch size seldom stays;
 - step times vary by 2.5%, drift together by 3% over a minute or so, and 1% of them take 1.5 to 4 times as
   long (ENGINE.md 6);
 - what a controller may learn is what the plugin's tally would tell it: the times of pure steps where the
@@ -308,7 +309,7 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
     waiting: list[int] = []
     next_arrival = next(arrivals)
     now, window_start, verified, finished, admitted, overshoot, last_ms = 0.0, 0.0, 0, 0, 0, 0, 0.0
-    stalled = 0
+    stalled = vacant = 0
     records: list[tuple[float, ...]] = []
     tokens = steps = 0
     busy = expected_tokens = expected_seconds = request_seconds = usual_tokens = usual_seconds = 0.0
@@ -321,7 +322,10 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
             next_check = now + 0.05
         # Admission.
         if workload.open_requests:
-            new = workload.open_requests - len(remaining)
+            missing = workload.open_requests - len(remaining)
+            # A place is taken a step after its request ended: its client, and the scheduling, come that late.
+            new = min(missing, vacant) if len(remaining) else missing
+            vacant = missing - new
             waiting.extend(next(outputs) for _ in range(new))
         else:
             while next_arrival <= now:

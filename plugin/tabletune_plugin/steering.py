@@ -41,15 +41,17 @@ class _Exploration:
 
     plan: ExplorationPlan
     batch_size: int
+    held: tuple[int, int]
+    """First and last batch size at which the length is held."""
     length: int
     left: int
     """Steps for which the length is still held; 0 or less while the last ones drain."""
     steps: list[int] = field(default_factory=list)
-    """Numbers of the pure steps at the batch size that verified the length."""
+    """Numbers of the pure steps at these batch sizes that verified the length."""
     intervals_ms: list[float] = field(default_factory=list)
     """Their times from result to result."""
-    kept_tokens: int = 0
-    """Output tokens that they kept."""
+    kept_tokens: float = 0.0
+    """Output tokens that they would have kept with as many requests as the first."""
 
 
 class Steering:
@@ -123,22 +125,24 @@ class Steering:
         chosen = estimating.explore(plan, batch_size, self._balance_ms)
         if chosen.reason != estimating.EXPLORED or chosen.draft_length == lookup[batch_size]:
             return
+        first, last = held = plan.held(batch_size)
         explored = list(lookup)
-        explored[batch_size] = chosen.draft_length
+        explored[first : last + 1] = [chosen.draft_length] * (last + 1 - first)
         self._tap.set_lookup(explored)
         self._balance_ms = chosen.balance_ms
-        self._exploration = _Exploration(plan, batch_size, chosen.draft_length, plan.steps)
+        self._exploration = _Exploration(plan, batch_size, held, chosen.draft_length, plan.steps)
         self._explorations += 1
 
     def _go_on(self, exploration: _Exploration, step: Step, length: int) -> None:
         """Hold the explored length or go back from it, and settle what it cost once that is known."""
-        same = step.batch_size == exploration.batch_size
+        first, last = exploration.held
+        same = first <= step.batch_size <= last
         interval = step.interval_ms
         pure = step.prompt_tokens == 0 and step.new_requests == 0 and interval == interval
         if same and pure and length == exploration.length:
             exploration.steps.append(step.number)
             exploration.intervals_ms.append(interval)
-            exploration.kept_tokens += step.kept_tokens
+            exploration.kept_tokens += step.kept_tokens * exploration.batch_size / step.batch_size
         holding = exploration.left > 0
         exploration.left = exploration.left - 1 if same or not holding else 0
         if holding and exploration.left == 0 and self._lookup is not None:

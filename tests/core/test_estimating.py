@@ -340,6 +340,25 @@ class TestExploring:
         assert longer.steps == 8
         assert longer.costs_ms == pytest.approx((math.inf, 6.4, 16.0, 24.0))
 
+    def test_it_is_held_around_its_batch_size_as_far_as_the_table_is_the_same_and_the_length_usable(
+        self,
+    ) -> None:
+        # An eighth of a doubling around 64 is 59 to 69. The table changes after 66, and at 61 the length
+        # cannot run.
+        times = rows([5.0] * 128, [5.5] * 128, [6.0] * 128)
+        times[2, 60] = math.nan
+        found = plan((0, *[0] * 66, *[1] * 62), Live.none(2), times=times)
+        assert found.lengths[64] == 2
+        assert found.held(64) == (62, 66)
+        assert found.held(67) == (67, 73)
+        assert found.held(8) == (8, 8)
+        assert found.held(128) == (118, 128)
+
+    def test_pinned_batch_sizes_are_not_drawn_in(self) -> None:
+        control = ANY.model_copy(update={"pinned": ((63, 63, 0),)})
+        times = rows([5.0] * 128, [5.5] * 128, [6.0] * 128)
+        assert plan((0,) * 129, Live.none(2), control, times).held(64) == (64, 69)
+
     def test_cost_counts_the_tokens_that_the_tables_length_keeps(self) -> None:
         # Length 1 keeps 1.5 tokens in 4.4 ms, and so does length 2 in 4.8 if nothing is accepted behind.
         live = estimating.add(Live.none(2), counted(1e7, 0.5, positions=2))

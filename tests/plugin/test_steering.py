@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,6 +186,48 @@ def test_exploration_whose_steps_cannot_be_timed_keeps_its_price(
     step_ms, kept_tokens = settled(tap, steering, monkeypatch, (50.0, 50.0, 50.0))
     assert math.isnan(step_ms)
     assert kept_tokens == 3.0
+
+
+def wide(steps: int) -> ExplorationPlan:
+    """The same, held at batch sizes 2 and 3."""
+    return replace(plan(cost_ms=0.0, steps=steps), around=((0, 0), (1, 1), (2, 3), (3, 3), (4, 4)))
+
+
+def test_exploration_is_held_while_requests_come_and_go(tap: engines.Tap, steering: Steering) -> None:
+    # Under load a request ends every few steps: at one batch size alone hardly a step would be timed.
+    steering.put_in_force(LOOKUP, wide(steps=6), share=0.01)
+    steering.add(engines.step(0))
+    assert tap.lookup == (0, 0, 2, 2, 0)
+    for number, batch_size in enumerate((3, 2, 3, 3, 2), start=1):
+        steering.add(engines.step(number, batch_size=batch_size))
+        assert tap.lookup == (0, 0, 2, 2, 0)
+    steering.add(engines.step(6, batch_size=3))
+    assert tap.lookup == LOOKUP
+
+
+def test_exploration_ends_with_a_batch_size_out_of_its_reach(tap: engines.Tap, steering: Steering) -> None:
+    steering.put_in_force(LOOKUP, wide(steps=50), share=0.01)
+    steering.add(engines.step(0))
+    steering.add(engines.step(1, batch_size=4))
+    assert tap.lookup == LOOKUP
+
+
+def test_tokens_of_other_batch_sizes_count_as_those_of_the_first(
+    tap: engines.Tap, steering: Steering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[float] = []
+
+    def settle(_balance_ms: float, *given: Any) -> float:
+        found.append(given[-1])
+        return -1e9  # never again
+
+    monkeypatch.setattr(estimating, "settle", settle)
+    steering.put_in_force(LOOKUP, wide(steps=3), share=0.01)
+    for number in range(20):
+        # Each request keeps two tokens, of two requests and of three.
+        size = 2 + number % 2
+        steering.add(engines.step(number, batch_size=size, length=2, next_length=2, accepted=(size, 0)))
+    assert found == [pytest.approx(4.0)]
 
 
 def test_exploration_ends_with_another_batch_size(tap: engines.Tap, steering: Steering) -> None:
