@@ -19,7 +19,8 @@ from e2e.settings import Settings
 
 PYTHON = (3, 11)
 """Python of the base images, which runs the packages of .venv in pods."""
-MEMORY_GIB = 8
+MEMORY_GIB = 12
+"""Two servers and the control plane took 8 GiB, and beside them a scenario starts a profile (4 GiB)."""
 DISK_GIB = 16
 """Free disk that everything takes which is made once; less is needed when it is there."""
 DISK_AGAIN_GIB = 4
