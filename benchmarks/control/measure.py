@@ -29,8 +29,8 @@ from control.scenarios import World  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 SEEDS = (51, 52, 53)
-"""None of them was used to choose a constant or a rule; 1 to 6, 11 to 13, 21 to 23 and 31 to 33 were, and 41 to
-43 were looked at with an engine whose batch sizes stayed."""
+"""None of them was used to choose a constant or a rule; 1 to 6, 11 to 13, 21 to 23 and 31 to 33 were.
+41 to 43 were looked at with an engine whose batch sizes stayed."""
 ARRIVALS = {"h200-default": (2.0, 10.0, 30.0), "h200-advised": (2.0, 10.0, 30.0)}
 """Requests per second of open loops, about 5 to 100 requests in the engine."""
 
