@@ -82,14 +82,7 @@ class Node:
         At once and before its next version comes: while that one was put on layers of the old one, containerd
         took them away, since nothing had a name for them any more.
         """
-        listed = commands.run([*self._ctr(), "images", "list"]).splitlines()[1:]
-        digests = {name: digest for name, _, digest, *_ in map(str.split, listed)}
-        kept = {
-            digest
-            for name, digest in digests.items()
-            if not name.startswith("sha256:") and name.rpartition("/")[2].replace(":", "-") != image
-        }
-        old = [name for name, digest in digests.items() if digest not in kept]
+        old = outdated(commands.run([*self._ctr(), "images", "list"]), image)
         if old:
             commands.run([*self._ctr(), "images", "remove", "--sync", *old])
 
@@ -234,3 +227,17 @@ class Node:
               conf_dir = "{folder}/cni"
             """
         )
+
+
+def outdated(listed: str, image: str) -> list[str]:
+    """Return the names, in what `ctr images list` wrote, of what goes before another ``image`` comes.
+
+    That is the image (``operator-0.1.0``) under all its names, and what has no name but its digest.
+    """
+    digests = {name: digest for name, _, digest, *_ in map(str.split, listed.splitlines()[1:])}
+    kept = {
+        digest
+        for name, digest in digests.items()
+        if not name.startswith("sha256:") and name.rpartition("/")[2].replace(":", "-") != image
+    }
+    return [name for name, digest in digests.items() if digest not in kept]

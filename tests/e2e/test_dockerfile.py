@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from e2e.images import bases
+from e2e.images import bases, building
 from e2e.settings import REPOSITORY, TARGETS, VERSION
 
 TEXT = (REPOSITORY / "Dockerfile").read_text()
@@ -30,6 +30,11 @@ def test_targets_are_of_this_version_and_run_as_no_root(target: str) -> None:
     for label in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{label}=" in stage
     assert "/usr/share/sbom" in stage
+
+
+def test_stages_in_between_are_those_that_are_no_target() -> None:
+    assert set(building.stages()) == set(STAGES) - set(TARGETS)
+    assert "operator-files" in building.stages()
 
 
 def test_packages_of_others_are_installed_by_hash_only() -> None:
