@@ -108,6 +108,15 @@ def test_two_that_both_act_make_nothing_twice_and_come_to_rest(
         for operator in both:
             operator.wait_until_ready()
         api.apply(objects.draft_table(namespace))
+
+        def is_at_rest() -> bool:
+            before = api.get("DraftTable", namespace, "qwen")["metadata"]["resourceVersion"]
+            time.sleep(3)
+            return bool(before == api.get("DraftTable", namespace, "qwen")["metadata"]["resourceVersion"])
+
+        # A Job lasts minutes. One that ended at once could be made again by whoever had just missed it.
+        wait("the Job", lambda: objects.job_of(api, namespace))
+        wait("both to have seen it", is_at_rest, 30)
         objects.finish(api, namespace)
         objects.status_until(api, namespace, lambda status: status.get("generation") == 1)
         for number in (1, 2, 3):
@@ -119,12 +128,6 @@ def test_two_that_both_act_make_nothing_twice_and_come_to_rest(
         assert found["history"] == [1, 2, 3, 4]
         assert sum(one.count('tabletune_operator_jobs_total{result="started"}') for one in both) == 1
         assert sum(one.count("tabletune_operator_generations_total") for one in both) == 4
-
-        def is_at_rest() -> bool:
-            before = api.get("DraftTable", namespace, "qwen")["metadata"]["resourceVersion"]
-            time.sleep(3)
-            return bool(before == api.get("DraftTable", namespace, "qwen")["metadata"]["resourceVersion"])
-
         wait("neither to write any more", is_at_rest, 30)
     assert "Traceback" not in first.log + second.log
 
