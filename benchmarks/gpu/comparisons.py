@@ -19,6 +19,7 @@ from gpu.engines import Engine
 from gpu.loads import Load, Shape
 from gpu.policies import Policy
 
+from tabletune import tables
 from tabletune.documents import Document
 
 SETTLE_SECONDS = 0.7
@@ -53,7 +54,6 @@ def loads(
     seconds: float = 2.0,
     prompt_tokens: int = 256,
     output_tokens: Sequence[int] = (300, 700),
-    name: str = "loads",
 ) -> None:
     """Closed loops of so many open requests, each under all policies, in rounds."""
     shape = Shape(prompt_tokens, (output_tokens[0], output_tokens[1]))
@@ -64,7 +64,7 @@ def loads(
         bench.load.sleep(_ramp(count, prompt_tokens))
         for number, policy in _in_rounds(chosen, rounds, seed=count):
             window = _window(bench, policy, seconds)
-            bench.keep({"comparison": name, "open": count, "round": number, **_shape(shape), **window})
+            bench.keep({"comparison": "loads", "open": count, "round": number, **_shape(shape), **window})
         bench.load.end()
 
 
@@ -164,8 +164,9 @@ def cost(bench: Bench, open: int, rounds: int = 8, seconds: float = 2.0) -> None
 
     The document is a table of one length and no other is allowed, so that both serve the same.
     """
-    constant = policies.adapting(policies.named(f"constant {_served(bench, open)}", bench.document).document)
-    allowed = constant.control.model_copy(update={"allowed_lengths": (_served(bench, open),)})
+    length = tables.length_at(bench.document.table, open)
+    constant = policies.adapting(bench.policy(f"constant {length}").document)
+    allowed = constant.control.model_copy(update={"allowed_lengths": (length,)})
     adapting = Policy("plugin adapting", constant.model_copy(update={"control": allowed}))
     bench.load.keep_open(open, Shape())
     bench.load.sleep(_ramp(open, Shape().prompt_tokens))
@@ -258,11 +259,6 @@ def _shape(shape: Shape) -> Record:
     return {"promptTokens": shape.prompt_tokens, "outputTokens": list(shape.output_tokens)}
 
 
-def _served(bench: Bench, count: int) -> int:
-    """Return the table's length for so many requests."""
-    return next(length for first, last, length in bench.document.table if first <= count <= last)
-
-
 def _retuned(rates: Sequence[float], document: Document) -> Policy:
     right = policies.named("tuned", policies.drafted_by(rates, document))
     return Policy("retuned", right.document)
@@ -309,18 +305,7 @@ def _timeline(bench: Bench, policy: Policy, seconds: float) -> Record:
         began, ended = bench.load.sleep(SLICE_SECONDS)
         kept.append(round(bench.load.tokens(began, ended) / (ended - began), 1))
         report = bench.engine.call(inside.report)
-        report["ranges"] = _ranges(report.pop("lookup"))
+        report["ranges"] = tables.from_lookup(report.pop("lookup"))
         reports.append({"at": round(ended - start, 2), **report})
         bench.load.forget(began)
     return {"policy": policy.name, "began": start, "tokensPerSecond": kept, "reports": reports}
-
-
-def _ranges(lookup: Sequence[int]) -> list[list[int]]:
-    """Return a lookup as ranges ``[first, last, K]``."""
-    ranges: list[list[int]] = []
-    for size, length in enumerate(lookup[1:], start=1):
-        if ranges and ranges[-1][2] == length:
-            ranges[-1][1] = size
-        else:
-            ranges.append([size, size, length])
-    return ranges

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from control import workloads
 
-from tabletune import assembling, documents, tables
+from tabletune import documents, tables
 from tabletune.documents import Document, Mode
 
 DOCUMENTED = [(1, 64, 3), (65, 128, 1), (129, 512, 0)]
@@ -69,15 +69,7 @@ def documented(document: Document) -> documents.Table:
 
 def drafted_by(rates: Sequence[float], document: Document) -> Document:
     """Return ``document`` as it would be with a drafter, or a workload, of these survival rates."""
-    drafts = 10_000
-    acceptance = document.acceptance.model_copy(
-        update={
-            "survival": tuple(rates),
-            "drafted": (drafts,) * len(rates),
-            "accepted": tuple(round(rate * drafts) for rate in rates),
-        }
-    )
-    return _retuned(document.model_copy(update={"acceptance": acceptance}))
+    return workloads.with_survival(document, tuple(rates), document.acceptance.proposal_rate)
 
 
 def scaled(
@@ -86,26 +78,18 @@ def scaled(
     """Return ``document`` as a profile would give it whose times are wrong by ``factor``: all of them, those
     of one draft length, or those of one batch size (the longest length's only, or nothing would change)."""
     profile = document.profile
-    times = np.array(profile.step_time_ms, dtype=float)
     if batch_size is not None:
-        times[-1, profile.batch_sizes.index(batch_size)] *= factor
+        wrong = workloads.wrong_cell(profile, profile.draft_lengths[-1], batch_size, factor)
     elif length is not None:
-        times[profile.draft_lengths.index(length)] *= factor
+        wrong = workloads.wrong_row(profile, length, factor)
     else:
-        times *= factor
-    grid = tuple(tuple(None if np.isnan(time) else round(float(time), 4) for time in row) for row in times)
-    return _retuned(
-        document.model_copy(update={"profile": profile.model_copy(update={"step_time_ms": grid})})
-    )
+        wrong = workloads.scaled(profile, factor)
+    return workloads.with_profile(document, wrong)
 
 
 def adapting(document: Document) -> Document:
     """Return ``document`` in mode adapt."""
     return _with(document, mode=Mode.ADAPT)
-
-
-def _retuned(document: Document) -> Document:
-    return assembling.recompute(document, document.control, document.created_at)
 
 
 def _with(document: Document, *, mode: Mode | None = None, table: documents.Table | None = None) -> Document:

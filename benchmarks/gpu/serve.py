@@ -61,7 +61,8 @@ def main() -> int:
     document = documents.parse(asked.document.read_bytes())
     plan = yaml.safe_load(asked.plan.read_text())
     asked.output.mkdir(parents=True, exist_ok=True)
-    (asked.output / f"{asked.name}.started").unlink(missing_ok=True)
+    started = asked.output / f"{asked.name}.started"
+    started.unlink(missing_ok=True)
     # Stopped before its time it still writes what it has.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     result: dict[str, Any] = {
@@ -90,14 +91,14 @@ def main() -> int:
             with Engine(asked.serve, None if asked.plain else volume) as engine:
                 result["secondsStart"] = round(engine.seconds_start, 1)
                 _say(f"{asked.name}: started in {engine.seconds_start:.0f} s")
-                (asked.output / f"{asked.name}.started").touch()
+                started.touch()
                 _wait_for_others(asked.output, asked.together)
                 with _turn(asked.turn):
                     _compare(engine, document, plan, asked, keep, result)
     except (Exception, SystemExit):
         result["failures"].append(traceback.format_exc())
     # Who did not start must not be waited for.
-    (asked.output / f"{asked.name}.started").touch()
+    started.touch()
     machines.write(target, result)
     for failure in result["failures"]:
         _say(failure)

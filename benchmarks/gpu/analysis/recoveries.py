@@ -15,6 +15,8 @@ from gpu.analysis import ratios
 from gpu.analysis.ratios import Estimate
 from gpu.analysis.runs import Record, Run, constant_length
 
+from tabletune import tables
+
 LATE_SECONDS = 22.5
 """Slices that begin then or later tell what is reached within 30 s: the last three of a timeline of 30 s."""
 SHORT_SECONDS = 27.5
@@ -157,7 +159,10 @@ def recover(run: str, records: Sequence[Record]) -> Recovery | None:
         recovered_after=recovered_after(seconds, shares, STAYS[kind]),
         within_30_seconds=reached,
         recovered=recovered_share(reached, stale),
-        lengths=tuple(_length_at(report["ranges"], line["open"]) for report in line["reports"]),
+        lengths=tuple(
+            tables.length_at([tuple(entry) for entry in report["ranges"]], line["open"])
+            for report in line["reports"]
+        ),
     )
 
 
@@ -229,7 +234,3 @@ def _within(references: Sequence[Record], policy: str, right: str) -> Estimate |
         if record["policy"] in rounds:
             rounds[record["policy"]][record["round"] + sides[record["when"]]] = record["tokensPerSecond"]
     return ratios.within_rounds(rounds[policy], rounds[right])
-
-
-def _length_at(ranges: Sequence[Sequence[int]], batch_size: int) -> int:
-    return next((length for first, last, length in ranges if first <= batch_size <= last), ranges[-1][2])
