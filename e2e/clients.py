@@ -84,13 +84,12 @@ class Client:
     def wait(self, what: str, condition: Callable[[], FoundT], seconds: float) -> FoundT:
         """Return the first true value of ``condition``; fail with its last one after ``seconds``."""
         began = time.monotonic()
-        deadline = began + seconds * self._settings.seconds
+        limit = seconds * self._settings.seconds
         while True:
             found = condition()
             if found:
                 return found
-            if time.monotonic() > deadline:
-                limit = seconds * self._settings.seconds
+            if time.monotonic() > began + limit:
                 raise AssertionError(f"Not within {limit:.0f} s: {what} (last: {found!r})")
             time.sleep(PAUSE_SECONDS if time.monotonic() < began + 10 else LONG_PAUSE_SECONDS)
 
