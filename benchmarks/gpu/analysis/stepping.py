@@ -461,7 +461,7 @@ def evened(run: Run) -> dict[Loop, list[Window]]:
     found: dict[Loop, list[Window]] = {}
     told = {(own.loop, own.policy): own for own in anatomies(run)}
     for loop, windows in run.loops.items():
-        for policy in {window.policy for window in windows}:
+        for policy in dict.fromkeys(window.policy for window in windows):
             own = [window for window in windows if window.policy == policy]
             anatomy = told.get((loop, policy))
             if anatomy is None:
