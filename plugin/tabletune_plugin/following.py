@@ -99,6 +99,8 @@ class Follower:
 
         A failure is told once, until something else is found.
         """
+        # Taken first: where the process pauses in the middle, what was read is as old as when it was read.
+        looked_at = time.time()
         try:
             identity = _identity(self._path)
             if identity == self._seen and not self._look_again:
@@ -107,7 +109,7 @@ class Follower:
         except _RefusedError as refused:
             self._seen, self._look_again = None, True
             return self._tell(Reading(refused.result, str(refused)))
-        changed_ago = time.time() - identity[3] / 1e9
+        changed_ago = looked_at - identity[3] / 1e9
         self._seen, self._look_again = identity, -RACY_SECONDS < changed_ago < RACY_SECONDS
         return self._take(data, now)
 

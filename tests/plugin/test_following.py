@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tabletune import documents
 from tabletune_plugin import following
 from tabletune_plugin.following import Follower, Reading
+from tests.engine.servers import Mount
 from tests.plugin import engines
 
 
@@ -128,6 +130,50 @@ def test_change_that_the_files_identity_does_not_show_is_seen(
     assert clock.settle() == [following.LOADED]
 
 
+def test_change_in_the_same_instant_is_seen_though_the_process_paused_while_it_read(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(data(1))
+    identity, read = following._identity(path), following._read
+    monkeypatch.setattr(following, "_identity", lambda path: identity)
+
+    def pause(path: Path) -> bytes:
+        content = read(path)
+        path.write_bytes(data(2))
+        # The file is old by now, and was not when it was read.
+        later = time.time() + 2 * following.RACY_SECONDS
+        monkeypatch.setattr(time, "time", lambda: later)
+        monkeypatch.setattr(following, "_read", read)
+        return content
+
+    monkeypatch.setattr(following, "_read", pause)
+    assert clock.poll() is not None
+    assert clock.settle() == [following.LOADED]
+
+
+def swap_all(mount: Mount, contents: list[bytes]) -> None:
+    for content in contents:
+        mount.swap(content)
+
+
+def test_last_of_many_swaps_is_seen_at_the_next_look_whenever_they_were_made(tmp_path: Path) -> None:
+    mount = Mount(tmp_path)
+    follower = Follower(mount.path, allow_older_generation=False)
+    generation = 0
+    for _ in range(20):
+        contents = [data(generation + number) for number in range(1, 11)]
+        generation += len(contents)
+        swapping = threading.Thread(target=swap_all, args=(mount, contents))
+        swapping.start()
+        seen = []
+        while swapping.is_alive():
+            seen.append(follower.poll(0.0))
+        swapping.join()
+        seen.append(follower.poll(0.0))
+        found = [reading.document for reading in seen if reading is not None and reading.document is not None]
+        assert found[-1].generation == generation
+
+
 def test_deleted_file_is_told_once_and_told_again_when_it_is_back(path: Path, clock: Clock) -> None:
     path.write_bytes(data())
     clock.settle()
@@ -191,9 +237,8 @@ def test_document_that_was_not_taken_bars_no_older_one(path: Path) -> None:
 
 def test_pipe_is_refused_without_waiting_for_its_other_end(path: Path, clock: Clock) -> None:
     os.mkfifo(path)
-    began = time.monotonic()
+    # There never is another end: what waited would wait for ever.
     assert clock.settle() == [following.UNREADABLE]
-    assert time.monotonic() - began < 1.0
 
 
 def test_what_is_no_file_is_not_even_opened(
@@ -205,7 +250,7 @@ def test_what_is_no_file_is_not_even_opened(
     monkeypatch.setattr(os, "open", lambda *given: opened.append(given))
     os.mkfifo(path)
     assert clock.settle() == [following.UNREADABLE]
-    assert following.read(path, 5.0) is None
+    assert following.read(path, 60.0) is None
     assert Clock(Path("/dev/zero")).settle() == [following.UNREADABLE]
     assert opened == []
 
@@ -242,20 +287,21 @@ def test_file_without_permission_is_refused_and_taken_when_it_is_given(
 
 
 def test_document_is_read_once_or_is_none(path: Path, tmp_path: Path) -> None:
-    assert following.read(path, 5.0) is None
-    assert following.read(tmp_path, 5.0) is None
+    assert following.read(path, 60.0) is None
+    assert following.read(tmp_path, 60.0) is None
     path.write_bytes(b"{}")
-    assert following.read(path, 5.0) is None
+    assert following.read(path, 60.0) is None
     path.write_bytes(data(3))
-    assert following.read(path, 5.0) == engines.document(generation=3)
+    assert following.read(path, 60.0) == engines.document(generation=3)
 
 
-def test_huge_file_is_not_read(path: Path, clock: Clock) -> None:
+def test_huge_file_is_not_read(path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     with path.open("wb") as file:
         file.truncate(10**12)  # sparse
-    began = time.monotonic()
+    read: list[object] = []
+    monkeypatch.setattr(os, "fdopen", lambda *given, **_: read.append(given))
     assert clock.settle() == [following.TOO_LARGE]
-    assert time.monotonic() - began < 1.0
+    assert read == []
 
 
 def test_no_truncation_or_flipped_byte_raises(path: Path, clock: Clock) -> None:
@@ -300,5 +346,5 @@ def test_no_file_stays_open_whatever_is_there(path: Path, clock: Clock) -> None:
     for make in kinds * 5:
         leave(make)
         clock.settle()
-        following.read(path, 5.0)
+        following.read(path, 60.0)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
