@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-FREE_SECONDS = 10.0
+FREE_SECONDS = 60.0
 """Most that the one who held a port before is waited for."""
 
 

@@ -44,8 +44,12 @@ def running(port: int, reason: str = states.NO_DOCUMENT) -> Iterator[None]:
         server.stop()
 
 
+PATIENCE_SECONDS = 60.0
+"""Most that anything is waited for here; a machine may pause for a while."""
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.02)
@@ -71,7 +75,7 @@ def handled() -> int:
 
 
 def get(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -139,23 +143,27 @@ def test_snapshot_that_raises_is_a_500_and_the_next_is_answered(port: int) -> No
 
 
 def test_rubbish_and_silence_do_not_stop_the_server(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving._Handler, "timeout", 0.5)
     with running(port):
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(serving.MOST_REQUESTS)]
-        for rubbish in (b"\x00\xff" * 50_000, b"GET /metrics HTTP/9.9\r\n\r\n", b"GET " + b"x" * 70_000):
-            with socket.create_connection(("127.0.0.1", port)) as client:
-                try:
-                    client.sendall(rubbish)
-                    client.recv(100)
-                except OSError:
-                    pass  # turned away: all slots are taken
-        wait_until(lambda: handled() == 0)  # the silent ones are given up
+        with monkeypatch.context() as impatient:
+            impatient.setattr(serving._Handler, "timeout", 0.5)
+            silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(serving.MOST_REQUESTS)]
+            for rubbish in (b"\x00\xff" * 50_000, b"GET /metrics HTTP/9.9\r\n\r\n", b"GET " + b"x" * 70_000):
+                with socket.create_connection(("127.0.0.1", port)) as client:
+                    try:
+                        client.sendall(rubbish)
+                        client.recv(100)
+                    except OSError:
+                        pass  # turned away: all slots are taken
+            wait_until(lambda: handled() == 0)  # the silent ones are given up
         assert get(port, "/healthz")[0] == 200
         for client in silent:
             client.close()
 
 
-def test_only_so_many_requests_are_handled_at_a_time(port: int) -> None:
+def test_only_so_many_requests_are_handled_at_a_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # None of the silent ones is given up meanwhile.
+    monkeypatch.setattr(serving, "REQUEST_SECONDS", 600.0)
+    monkeypatch.setattr(serving._Handler, "timeout", 600.0)
     with running(port):
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(serving.MOST_REQUESTS)]
         wait_until(lambda: handled() == serving.MOST_REQUESTS)
@@ -193,35 +201,42 @@ def test_busy_port_is_told_once_and_taken_when_it_is_free(
     assert f"port {port}" in warnings[0]
 
 
-def test_client_that_sends_a_byte_now_and_then_is_cut_off_in_time(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "REQUEST_SECONDS", 0.5)
-    monkeypatch.setattr(serving._Handler, "timeout", 0.5)
-    with running(port), socket.create_connection(("127.0.0.1", port)) as client:
-        client.settimeout(0.1)
+def test_client_that_sends_a_byte_now_and_then_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(port), monkeypatch.context() as patched:
+        patched.setattr(serving, "REQUEST_SECONDS", 0.5)
+        # Not for being silent.
+        patched.setattr(serving._Handler, "timeout", 600.0)
         began = time.monotonic()
-        client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            while time.monotonic() - began < 5:
-                client.sendall(b"x")
-                time.sleep(0.1)
-        assert 0.4 < time.monotonic() - began < 2.0
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                while time.monotonic() - began < PATIENCE_SECONDS:
+                    client.sendall(b"x")
+                    time.sleep(0.1)
+                pytest.fail("it was never cut off")
+        assert time.monotonic() - began > 0.5
         wait_until(lambda: handled() == 0)
+        patched.undo()
         assert get(port, "/healthz")[0] == 200
 
 
-# The process may open so many files and no more; a client of another process connects.
+# The process may open so many files and no more; a client of another process connects. How long some tries to
+# accept it take is seen, which grows where the machine is slow; one that spins makes them in no time.
 WITHOUT_FILES = """
 import os, resource, subprocess, sys, time
-from tests.plugin import test_serving
-from tests.plugin.test_serving import Server, get, snapshot, wait_for
-port = int(sys.argv[1])
+from tabletune_plugin.serving import _HttpServer
+from tests.plugin.test_serving import Server, get, snapshot, wait_for, wait_until
+port, tries = int(sys.argv[1]), int(sys.argv[2])
+accept, tried = _HttpServer.get_request, []
+def count(self):
+    tried.append(time.monotonic())
+    return accept(self)
+_HttpServer.get_request = count
 server = Server(port, snapshot)
 server.start()
 wait_for(port)
 connect = "import socket, sys, time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
-connect += "print('connected', flush=True); time.sleep(9)"
+connect += "print('connected', flush=True); time.sleep(60)"
 client = subprocess.Popen([sys.executable, "-c", connect, sys.argv[1]], stdout=subprocess.PIPE)
 taken = []
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -232,9 +247,9 @@ try:
 except OSError:
     pass
 assert client.stdout.readline() == b"connected\\n"
-cpu = time.process_time()
-time.sleep(1.0)
-spent = time.process_time() - cpu
+del tried[:]
+wait_until(lambda: len(tried) > tries)
+spent = tried[tries] - tried[0]
 for one in taken:
     os.close(one)
 client.kill()
@@ -244,8 +259,9 @@ server.stop()
 
 
 def test_process_without_files_to_open_does_not_spin_and_recovers(port: int) -> None:
+    tries = 4
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FILES, str(port)],
+        [sys.executable, "-c", WITHOUT_FILES, str(port), str(tries)],
         env={"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -253,7 +269,7 @@ def test_process_without_files_to_open_does_not_spin_and_recovers(port: int) -> 
     )
     assert done.returncode == 0, done.stderr
     spent, status = done.stdout.split()
-    assert float(spent) < 0.1
+    assert float(spent) >= tries * serving.LOOK_UP_SECONDS
     assert status == "200"
 
 
@@ -261,16 +277,16 @@ def test_port_is_free_after_stop(port: int) -> None:
     for _ in range(3):
         with running(port):
             pass
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
+        ports.wait_until_free(port)
 
 
-def test_server_that_waits_for_a_port_stops_at_once(port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_that_waits_for_a_port_ends_without_trying_again(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "RETRY_SECONDS", 600.0)
     with ports.listening(port):
         server = Server(port, snapshot)
         server.start()
         wait_until(lambda: f"port {port}" in caplog.text)
-        began = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < 1.0
+        wait_until(lambda: not server._thread.is_alive())
