@@ -92,7 +92,7 @@ def be_killed(log_path: Path) -> None:
     """Start an engine process, tell its id, and wait to be killed."""
     process = EngineProcess(log_path, StandIn)
     # Busy, so that it does not notice that its pipe is closed.
-    next(process.ask(messages.Configure(("sleep", "60"), None), 30))
+    next(process.ask(messages.Configure(("sleep", "60"), None), 60))
     sys.stdout.write(f"{process.pid}\n")
     sys.stdout.flush()
     time.sleep(60)

@@ -17,8 +17,15 @@ from tabletune_profiler.messages import AcceptanceProgress
 from tabletune_profiler.supervising import EngineLostError, EngineProcess, RefusedError
 from tests.profiler import stand_ins
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 """Seconds, for answers that come at once on an idle machine."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an engine that ends by itself do so, however slow the machine is."""
+    monkeypatch.setattr(supervising, "ENDING_SECONDS", TIMEOUT)
+    monkeypatch.setattr(supervising, "SHUTDOWN_SECONDS", TIMEOUT)
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until_gone(pid: int, seconds: float = 10.0) -> None:
+def wait_until_gone(pid: int, seconds: float = TIMEOUT) -> None:
     deadline = time.monotonic() + seconds
     while alive(pid):
         assert time.monotonic() < deadline, f"process {pid} still runs"
@@ -122,15 +129,34 @@ def test_hung_engine_is_told_and_gone_at_once(process: EngineProcess) -> None:
     assert not alive(process.pid)
 
 
-def test_timeout_counts_from_answer_to_answer(process: EngineProcess) -> None:
-    ask(process, "count", "1")  # it is up
-    # 1.5 s in all, with no more than 0.3 s of silence.
-    assert len(ask(process, "tick", "5", "0.3", timeout=1.2)) == 5
+def waited(process: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return how long each message is waited for at most, from now on."""
+    limits: list[float] = []
+    poll = process._pipe.poll
+
+    def note(limit: float) -> bool:
+        limits.append(limit)
+        return poll(limit)
+
+    monkeypatch.setattr(process._pipe, "poll", note)
+    return limits
 
 
-def test_signs_of_life_keep_a_long_command_alive_and_are_no_answers(process: EngineProcess) -> None:
-    ask(process, "count", "1")  # it is up
-    assert ask(process, "live", "5", "0.3", timeout=1.2) == [AcceptanceProgress(1, 1)]
+def test_timeout_counts_from_answer_to_answer(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = waited(process, monkeypatch)
+    assert len(ask(process, "tick", "5", "0.1")) == 5
+    # The last is the end of the answers.
+    assert limits == [TIMEOUT] * 6
+
+
+def test_signs_of_life_keep_a_long_command_alive_and_are_no_answers(
+    process: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = waited(process, monkeypatch)
+    assert ask(process, "live", "5", "0.1") == [AcceptanceProgress(1, 1)]
+    assert limits == [TIMEOUT] * 7
 
 
 def test_closed_pipe_of_a_living_process_is_told(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
