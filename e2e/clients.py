@@ -21,6 +21,9 @@ PAUSE_SECONDS, LONG_PAUSE_SECONDS = 0.5, 2.0
 """Times between two questions, in the first ten seconds and then: each is a process of kubectl, which takes
 from the engine that is waited for."""
 
+PATIENCE_SECONDS = 180.0
+"""Most that anything is waited for that takes seconds as a rule; no scenario fails for being slow."""
+
 
 class Client:
     """kubectl and Helm of one cluster."""
@@ -81,7 +84,7 @@ class Client:
         """Return a page that a pod serves, through the API server."""
         return self.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy{path}")
 
-    def wait(self, what: str, condition: Callable[[], FoundT], seconds: float) -> FoundT:
+    def wait(self, what: str, condition: Callable[[], FoundT], seconds: float = PATIENCE_SECONDS) -> FoundT:
         """Return the first true value of ``condition``; fail with its last one after ``seconds``."""
         began = time.monotonic()
         limit = seconds * self._settings.seconds

@@ -26,7 +26,6 @@ FOLDER = REPOSITORY / "demo" / "cluster"
 """Where the documents and their pictures lie afterwards."""
 COMMAND = Path(sys.executable).with_name("tabletune")
 CORRECTION_SECONDS = 300.0
-FOLLOW_SECONDS = 60.0
 WARM_UP_SECONDS = 300.0
 WARM_UP = 40
 """Answers after which the workload becomes another."""
@@ -95,7 +94,7 @@ def _change_the_requests(story: Story, profiled: dict[str, Any]) -> None:
     timeline.mark("other requests come", ago=sampling.seen().get("seconds", 0))
     requests = {"copying": copying.stop(watch)}
     generation = wait("a corrected table", watch(lambda: _newer(story, profiled)), CORRECTION_SECONDS)
-    wait("both servers to follow", watch(lambda: _followed(story, generation)), FOLLOW_SECONDS)
+    wait("both servers to follow", watch(lambda: _followed(story, generation)))
     pause(SHOWN_SECONDS)
     requests["sampling"] = sampling.stop(watch)
     corrected = story.document(NAMESPACE, NAME)

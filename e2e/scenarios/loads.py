@@ -14,7 +14,6 @@ from e2e.clients import Object
 from e2e.scenarios.stories import Story
 
 SCRIPT = Path(__file__).with_name("load.py")
-START_SECONDS = 90.0
 STOP_SECONDS = 180.0
 Condition = Callable[[], Any]
 Watch = Callable[[Condition], Condition]
@@ -45,9 +44,7 @@ class Load:
         # What the profile's prompts are: as long as they come, nothing is to be corrected.
         arguments = [server, self.workload, json.dumps(manifests.PROMPT_TEXTS)]
         self.story.client.apply(*manifests.script(self.name, self.where, SCRIPT.read_text(), arguments))
-        self.story.client.wait(
-            f"an answer to {self.workload}", watch(lambda: self.seen().get("answered")), START_SECONDS
-        )
+        self.story.client.wait(f"an answer to {self.workload}", watch(lambda: self.seen().get("answered")))
         self.story.say(f"load: {self.workload}")
 
     def seen(self) -> Object:
@@ -60,7 +57,7 @@ class Load:
 
     def answered(self) -> int:
         """Return how many requests were answered so far."""
-        return int(self.story.client.wait(f"word of {self.workload}", self.seen, START_SECONDS)["answered"])
+        return int(self.story.client.wait(f"word of {self.workload}", self.seen)["answered"])
 
     def stop(self, watch: Watch = _unwatched) -> Object:
         """Let its last requests finish; return what it counted."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e import commands, manifests
-from e2e.clients import Client, Object
+from e2e.clients import PATIENCE_SECONDS, Client, Object
 from e2e.settings import REPOSITORY, Settings
 
 HOME = "tabletune-system"
@@ -22,7 +22,7 @@ PROFILE_SECONDS = 480.0
 """Time for a profile on two cores that others use too; alone it takes a minute."""
 SERVER_SECONDS = 420.0
 """Time for two servers to start at once on two cores; a minute and a half where nothing else runs."""
-INSTALL_SECONDS = 120.0
+INSTALL_SECONDS = 240.0
 MOST_RESTARTS = 2
 SHOWN_LINES = 25
 STEPS = ("start", "acceptance", "sweep", "repeat", "mixed")
@@ -98,7 +98,7 @@ class Story:
         self.client.wait(f"{where}/{name} to have generation {generation}", settled, seconds)
         return seen
 
-    def reason(self, where: str, name: str, kind: str, wanted: str, seconds: float = 60.0) -> str:
+    def reason(self, where: str, name: str, kind: str, wanted: str, seconds: float = PATIENCE_SECONDS) -> str:
         """Wait until a condition has a reason; say and return its message."""
 
         def found() -> str:
@@ -136,7 +136,7 @@ class Story:
 
     def await_operator(self) -> None:
         """Wait until the operator is ready."""
-        self.client.wait("the operator to be ready", self._operator_is_ready, 120)
+        self.client.wait("the operator to be ready", self._operator_is_ready)
 
     def _operator_is_ready(self) -> bool:
         with suppress(commands.CommandError):

@@ -12,9 +12,6 @@ from e2e.scenarios.loads import Load
 from e2e.scenarios.stories import Story, lookup, total
 
 CORRECTION_SECONDS = 300.0
-FOLLOW_SECONDS = 30.0
-"""Time from a ConfigMap's change to the last pod that serves with it. The kubelet alone would take a minute
-or more; the operator touches the pods."""
 
 
 @pytest.mark.ci
@@ -22,8 +19,8 @@ def test_servers_follow_the_table(story: Story, serving: Profiled) -> None:
     """Two replicas with the component of config/llm-d serve, follow the table and are looked at."""
     where, name = serving.where, serving.name
     story.namespaces.add(where)
-    story.reason(where, name, "Serving", "PodsUpToDate", 90)
-    story.client.wait("the operator to see both pods", lambda: _pods(story, serving) == (2, 2), 60)
+    story.reason(where, name, "Serving", "PodsUpToDate")
+    story.client.wait("the operator to see both pods", lambda: _pods(story, serving) == (2, 2))
     story.show("get", "dt", "--namespace", where)
     generation = story.document(where, name)["generation"]
     assert set(story.generations(where).values()) == {float(generation)}
@@ -38,7 +35,7 @@ def test_switch_of_the_workload_is_corrected(story: Story, serving: Profiled) ->
     story.namespaces.add(where)
     copying, sampling = Load(story, where, "copying"), Load(story, where, "sampling")
     copying.start()
-    story.client.wait("40 answers", lambda: copying.answered() >= 40, 180)
+    story.client.wait("40 answers", lambda: copying.answered() >= 40)
     _say_acceptance(story, where)
 
     before = story.document(where, name)
@@ -49,11 +46,11 @@ def test_switch_of_the_workload_is_corrected(story: Story, serving: Profiled) ->
     )
     changed = time.monotonic()
     story.say(f"corrected: {before['table']} became {after['table']}")
-    # Or a newer one: the operator goes on correcting.
+    # Or a newer one: the operator goes on correcting. It touches the pods, since the kubelet alone would take
+    # a minute or more; how long it takes is told and not judged.
     story.client.wait(
         "both pods to follow",
         lambda: min(story.generations(where).values()) >= after["generation"],
-        FOLLOW_SECONDS,
     )
     story.say(f"both pods followed within {time.monotonic() - changed:.1f} s")
     _say_acceptance(story, where)

@@ -25,8 +25,9 @@ from e2e.settings import Settings
 
 WHERE = "faults"
 AWAY_SECONDS = 10.0
-LOST_SECONDS = 120.0
-FOLLOW_SECONDS = 180.0
+WATCH_SECONDS = 60.0
+"""Time in which a watch tells; what is compared each five minutes would hardly be seen by then."""
+FOLLOW_SECONDS = 300.0
 """Time for pods to follow without an operator that touches them: the kubelet alone takes a minute or two."""
 
 
@@ -57,7 +58,7 @@ def test_operator_is_killed_in_each_phase(story: Story, table: Object, provider:
     (job,) = story.jobs(WHERE, name)
     story.follow(WHERE, name, 1)
     story.kill_operator()
-    story.client.wait("the operator to look", lambda: story.status(WHERE, name).get("phase") == "Ready", 30)
+    story.client.wait("the operator to look", lambda: story.status(WHERE, name).get("phase") == "Ready")
     (same,) = story.jobs(WHERE, name)
     assert same["metadata"]["uid"] == job["metadata"]["uid"]
     assert same["status"]["succeeded"] == 1
@@ -80,7 +81,7 @@ def test_node_is_lost_in_the_middle_of_a_profile(
     story.say("kubelet stopped")
     provider.stop_kubelet(settings.POOLS[1])
     try:
-        story.reason(WHERE, name, "Profiled", "NodeLost", LOST_SECONDS)
+        story.reason(WHERE, name, "Profiled", "NodeLost")
         story.show("get", "nodes")
     finally:
         provider.start_kubelet(settings.POOLS[1])
@@ -107,12 +108,11 @@ def test_quota_is_told_and_lifted(story: Story, table: Object) -> None:
     story.client.wait(
         "the quota to be counted",
         lambda: story.client.get("resourcequota", WHERE, "none").get("status", {}).get("hard"),
-        60,
     )
     story.client.apply(table)
-    story.reason(WHERE, name, "Profiled", "QuotaExceeded", 60)
+    story.reason(WHERE, name, "Profiled", "QuotaExceeded")
     story.client.delete("resourcequota", WHERE, "none")
-    story.client.wait("a pod", lambda: story.pods(WHERE, f"tabletune.dev/draft-table={name}"), 120)
+    story.client.wait("a pod", lambda: story.pods(WHERE, f"tabletune.dev/draft-table={name}"))
     story.say("lifted: the Job has a pod")
     story.client.delete("drafttable", WHERE, name)
     _await_nothing(story, name)
@@ -126,7 +126,7 @@ def test_missing_image_is_told(story: Story, table: Object) -> None:
     right = table["spec"]["engine"]["image"]
     table["spec"]["engine"]["image"] = "tabletune/no-such-image:1"
     story.client.apply(table)
-    message = story.reason(WHERE, name, "Profiled", "ImagePullFailed", 120)
+    message = story.reason(WHERE, name, "Profiled", "ImagePullFailed")
     assert "tabletune/no-such-image:1" in message
     story.show("get", "dt", "--namespace", WHERE)
     table["spec"]["engine"]["image"] = right
@@ -138,7 +138,6 @@ def test_missing_image_is_told(story: Story, table: Object) -> None:
             for job in story.jobs(WHERE, name)
             if job["spec"]["template"]["spec"]["containers"][0]["image"] == right
         ],
-        60,
     )
     story.client.delete("drafttable", WHERE, name)
     _await_nothing(story, name)
@@ -146,7 +145,7 @@ def test_missing_image_is_told(story: Story, table: Object) -> None:
 
 @pytest.mark.ci
 def test_config_map_is_deleted_and_edited(story: Story, profiled: Profiled) -> None:
-    """Deleted by hand, or edited to garbage, the ConfigMap is again what it was within seconds."""
+    """Deleted by hand, or edited to garbage, the ConfigMap is soon what it was."""
     where, name = profiled.where, profiled.name
     story.namespaces.add(where)
     before = story.client.get("configmap", where, name)["data"]
@@ -158,14 +157,14 @@ def test_config_map_is_deleted_and_edited(story: Story, profiled: Profiled) -> N
 
     began = time.monotonic()
     story.client.delete("configmap", where, name)
-    story.client.wait("the ConfigMap to be back", is_back, 30)
+    story.client.wait("the ConfigMap to be back", is_back, WATCH_SECONDS)
     story.say(f"deleted, and back after {time.monotonic() - began:.1f} s")
     began = time.monotonic()
     story.client.kubectl(
         *("patch", "configmap", name, "--namespace", where, "--type=merge"),
         '--patch={"data": {"table.json": "{garbage", "vllm-args.yaml": null}}',
     )
-    story.client.wait("the ConfigMap to be mended", is_back, 30)
+    story.client.wait("the ConfigMap to be mended", is_back, WATCH_SECONDS)
     story.say(f"edited, and mended after {time.monotonic() - began:.1f} s")
     assert story.status(where, name)["generation"] == generation
 
@@ -180,16 +179,18 @@ def test_serving_pod_is_killed(story: Story, serving: Profiled) -> None:
     story.say(f"killing {first}")
     story.client.delete("pod", where, first, "--force", "--grace-period=0")
     answered = load.answered()
-    story.client.wait("answers by the other", lambda: load.answered() > answered + 10, 120)
+    story.client.wait("answers by the other", lambda: load.answered() > answered + 10)
     story.client.wait(
         "two pods that follow",
         lambda: first not in (found := story.generations(where)) and sum(map(bool, found.values())) == 2,
         300,
     )
-    whole = load.stop()
-    # Those that it was at, and those that came before the Service knew.
-    assert whole["failed"] < 5 * AT_ONCE
-    story.reason(where, serving.name, "Serving", "PodsUpToDate", 90)
+    # Those that it was at failed, and those that came before the Service knew, however many. Later none does
+    # but what a sender waited for until now.
+    seen = story.client.wait("word of the load", load.seen)
+    story.client.wait("answers by both", lambda: load.answered() > seen["answered"] + 4 * AT_ONCE)
+    assert load.stop()["failed"] <= seen["failed"] + AT_ONCE
+    story.reason(where, serving.name, "Serving", "PodsUpToDate")
 
 
 def test_release_is_uninstalled_while_serving(story: Story, serving: Profiled) -> None:
@@ -208,12 +209,12 @@ def test_release_is_uninstalled_while_serving(story: Story, serving: Profiled) -
         FOLLOW_SECONDS,
     )
     answered = load.answered()
-    story.client.wait("20 answers", lambda: load.answered() > answered + 20, 120)
+    story.client.wait("20 answers", lambda: load.answered() > answered + 20)
     assert set(story.generations(where).values()) == {float(document["generation"])}
     story.say("uninstalled: served on with the last table")
     limit = story.client.limit(INSTALL_SECONDS)
     story.client.helm("install", RELEASE, str(CHART), "--namespace", HOME, "--wait", limit)
-    story.reason(where, name, "Serving", "PodsUpToDate", 120)
+    story.reason(where, name, "Serving", "PodsUpToDate")
     assert load.stop()["failed"] == 0
     assert story.document(where, name)["profile"] == document["profile"]
     assert [job["metadata"]["uid"] for job in story.jobs(where, name)] == [
@@ -238,4 +239,4 @@ def _await_step(story: Story, name: str, step: str) -> None:
 def _await_nothing(story: Story, name: str) -> None:
     """Wait until a deleted DraftTable's pods are gone: their engine would slow the next scenario."""
     selector = f"tabletune.dev/draft-table={name}"
-    story.client.wait("its pods to go", lambda: not story.client.objects("pods", WHERE, selector), 120)
+    story.client.wait("its pods to go", lambda: not story.client.objects("pods", WHERE, selector))

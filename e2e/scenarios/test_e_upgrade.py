@@ -29,11 +29,11 @@ def test_upgrade_keeps_tables(story: Story, profiled: Profiled) -> None:
     options = ["--namespace", HOME, "--wait", limit]
     story.client.helm("install", RELEASE, str(EARLIER), "--set", f"image.tag={VERSION}", *options)
     assert "refreshPods" not in _serving_fields(story)
-    story.client.wait("the table to be ready", is_ready, 60)
+    story.client.wait("the table to be ready", is_ready)
     story.say(f"earlier chart: {story.client.helm('list', '--namespace', HOME)}")
     story.client.helm("upgrade", RELEASE, str(CHART), *options)
     assert "refreshPods" in _serving_fields(story)
-    story.client.wait("the table to be ready", is_ready, 60)
+    story.client.wait("the table to be ready", is_ready)
     story.say(f"this chart: {story.client.helm('list', '--namespace', HOME)}")
     assert story.document(where, name) == document
     assert [job["metadata"]["uid"] for job in story.jobs(where, name)] == jobs
