@@ -28,10 +28,10 @@ PLAN = [
         "open": [3],
         "policies": ["constant 2", "tuned", "turbo", "nightjar"],
         "rounds": 1,
-        "seconds": 1.0,
+        "seconds": 2.0,
         **SHORT,
     },
-    {"compare": "recovery", "open": 3, "start": ["all 0"], "seconds": 3, "policies": ["tuned"]},
+    {"compare": "recovery", "open": 3, "start": ["all 0"], "seconds": 6, "policies": ["tuned"]},
 ]
 
 

@@ -21,7 +21,7 @@ from tests.engine.profiles import RunningProfile
 pytestmark = pytest.mark.engine
 
 STEPS_A_CELL = 8
-HUNG_SECONDS = "15"
+HUNG_SECONDS = "30"
 
 
 @pytest.fixture(scope="module")

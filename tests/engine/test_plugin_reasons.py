@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import zipfile
 from pathlib import Path
 
@@ -52,8 +51,7 @@ def inactive(server: Server, reason: str) -> None:
     assert server.active() == (reason, False)
     assert server.told().count(f"TableTune is inactive ({reason})") >= 1
     with Load(server, 2, PROMPTS, tokens=16) as load:
-        while load.done < 4 and not load.failures:
-            time.sleep(0.05)
+        load.wait_until_done(4)
     assert load.failures == []
 
 
@@ -194,20 +192,18 @@ def test_controller_that_fails_again_and_again_leaves_the_table_in_force(
         mount.write(servers.document(fingerprint, lookup, mode="adapt", exploration_share=0.0))
         server.wait_for_generation(1)
         with Load(server, 2, PROMPTS, tokens=40) as load:
-            server.wait_for(lambda table: table["decision"] is not None, 20)
+            server.wait_for(lambda table: table["decision"] is not None)
             in_force = server.table()["table"]
             fails.touch()
-            server.wait_for(lambda table: table["reason"] == "ControllerFailed", 30)
+            server.wait_for(lambda table: table["reason"] == "ControllerFailed")
             assert server.table()["table"] == in_force
             assert server.get("/healthz", server.metrics_port)[0] == 503
             assert server.active() == ("ControllerFailed", False)
             assert server.metrics()["tabletune_failures_total"] == {(): 5.0}
-            done = load.done
-            while load.done < done + 4 and not load.failures:
-                time.sleep(0.05)
+            load.wait_until_done(load.done + 4)
             fails.unlink()
             mount.write(servers.document(fingerprint, lookup, generation=2, mode="adapt"))
-            server.wait_for(lambda table: table["reason"] == "Adapting" and table["decision"] is not None, 30)
+            server.wait_for(lambda table: table["reason"] == "Adapting" and table["decision"] is not None)
         assert load.failures == []
         assert server.get("/healthz", server.metrics_port)[0] == 200
         assert server.told().count("ZeroDivisionError: planted") == 5
