@@ -1,6 +1,6 @@
 """Tells what the runs of a folder show: tables, goals and pictures, from the files alone.
 
-    python benchmarks/gpu/report.py benchmarks/results/gpu/serving
+    python benchmarks/gpu/report.py benchmarks/results/gpu/serving [--again EARLIER_FOLDER]
 
 Reads each NAME.json and NAME-steps.npz that `serve.py` wrote there, and the documents that they name anywhere
 below `benchmarks/results`. Written are report.md, report.json (with every figure of it) and the pictures.
@@ -36,12 +36,15 @@ def main() -> int:
     """Read, compute, write; returns 1 where the folder holds no run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--again", type=Path, help="folder of earlier runs, for what both of them measured")
+    asked = parser.parse_args()
+    folder: Path = asked.folder
     read = runs.read(folder, BENCHMARKS / "results")
+    earlier = [] if asked.again is None else runs.read(asked.again, BENCHMARKS / "results")
     if not read:
         sys.stderr.write(f"{folder} holds no result of serve.py\n")
         return 1
-    found = goals.find(read, profiles.read(folder))
+    found = goals.find(read, profiles.read(folder), earlier)
     reached = goals.judge(found)
     drawn = pictures.draw(found, folder)
     (folder / "report.json").write_text(json.dumps(told(found, reached), indent=1, allow_nan=False) + "\n")
@@ -249,10 +252,11 @@ def _loads(found: Findings, picture: str | None) -> str:
             parts.append(_loop_table(found.evened[run.name]))
     parts.append(
         "Shares of the best constant in % ± their standard error. *Spread* is the standard deviation between"
-        " rounds: of the best constant's tokens per second, and of the tuned table's share. *With prompts"
-        " evened out*: how many prompts fall into a window is luck, and each takes time; here each window's"
-        " time is that with as many prompts as its tokens call for (one in as many tokens as an output has)."
-        " Goals are judged by what was served, not by these.\n"
+        " rounds: of the best constant's tokens per second, and of the tuned table's share. *For ± 1%*: so"
+        " many rounds of such windows would have brought that share's standard error down to 1%. *With"
+        " prompts evened out*: how many prompts fall into a window is luck, and each takes time; here each"
+        " window's time is that with as many prompts as its tokens call for (one in as many tokens as an"
+        " output has). Goals are judged by what was served, not by these.\n"
     )
     return "\n".join(parts)
 
@@ -282,18 +286,24 @@ def _loop_table(results: Sequence[LoopResult]) -> str:
                 number(rate.mean if rate is not None else None, 0),
                 _spread(rate),
                 _spread(tuned),
+                _rounds(tuned),
                 *(
                     "best" if name == best else share(result.shares.get(name))
                     for name in (*policies, *constants)
                 ),
             )
         )
-    heads = ("open", "prompt", "rounds", "best K", "its tokens/s", "spread", "spread of tuned")
+    heads = ("open", "prompt", "rounds", "best K", "its tokens/s", "spread", "spread of tuned", "for ± 1%")
     return table((*heads, *policies, *(name.replace("constant ", "K=") for name in constants)), rows)
 
 
 def _spread(value: Estimate | None) -> str:
     return "" if value is None or value.spread is None else f"{100 * value.spread:.1f}%"
+
+
+def _rounds(value: Estimate | None) -> str:
+    rounds = None if value is None else value.rounds_for(0.01)
+    return "" if rounds is None else str(rounds)
 
 
 def _picture(name: str | None, told_as: str) -> str:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ from gpu.loads import Load  # noqa: E402
 
 from tabletune import documents  # noqa: E402
 
-WAIT_SECONDS = 900.0
-"""Most that a started engine waits for the others."""
+START_SECONDS = 400.0
+"""Most that a started engine waits for the others to start."""
 
 
 def main() -> int:
@@ -48,10 +47,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument("--name", required=True, help="of the setting; names the files")
     parser.add_argument(
-        "--turn", type=Path, help="file to lock while measuring, for engines that share a GPU"
+        "--together", type=int, default=0, help="engines writing to the folder that must have started first"
     )
     parser.add_argument(
-        "--together", type=int, default=0, help="engines writing to the folder that must have started first"
+        "--after", help="engine on the same GPU whose turn is first: wait until NAME.ended is in the folder"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no comparison after so many")
     parser.add_argument("--plain", action="store_true", help="vLLM as it is, without the plugin")
@@ -92,9 +91,12 @@ def main() -> int:
                 result["secondsStart"] = round(engine.seconds_start, 1)
                 _say(f"{asked.name}: started in {engine.seconds_start:.0f} s")
                 started.touch()
-                _wait_for_others(asked.output, asked.together)
-                with _turn(asked.turn):
-                    _compare(engine, document, plan, asked, keep, result)
+                # One that starts disturbs those that are measured, on another GPU of the machine too
+                # (windows of one policy differed by 30%).
+                _wait(lambda: len(list(asked.output.glob("*.started"))) >= asked.together, START_SECONDS)
+                if asked.after:
+                    _wait((asked.output / f"{asked.after}.ended").exists)
+                _compare(engine, document, plan, asked, keep, result)
     except (Exception, SystemExit):
         result["failures"].append(traceback.format_exc())
     # Who did not start must not be waited for.
@@ -123,6 +125,12 @@ def _compare(
         prompts = [json.loads(line) for line in asked.prompts.read_text().splitlines()]
     load = Load(engine.client, engine.vocabulary, prompts)
     bench = comparisons.Bench(engine, load, document, keep)
+
+    def keep_steps() -> None:
+        if not asked.plain:
+            steps = (asked.output / f"{asked.name}-steps.npz").absolute()
+            result["steps"] = engine.call(inside.keep, str(steps))
+
     try:
         for entry in plan:
             chosen = dict(entry)
@@ -134,34 +142,23 @@ def _compare(
             _say(f"{asked.name}: {name} {chosen} at {at:.0f} s")
             comparisons.COMPARISONS[name](bench, **chosen)
             # After each: an engine that dies takes with it what it has recorded.
-            if not asked.plain:
-                steps = (asked.output / f"{asked.name}-steps.npz").absolute()
-                result["steps"] = engine.call(inside.keep, str(steps))
+            keep_steps()
             machines.write(asked.output / f"{asked.name}.json", result)
     finally:
         with contextlib.suppress(Exception):
             load.end()
+            keep_steps()
         result["secondsMeasured"] = round(time.perf_counter() - began, 1)
+        # The engine's own end takes seconds, which one that is told to end may not have.
+        machines.write(asked.output / f"{asked.name}.json", result)
         load.close()
 
 
-def _wait_for_others(folder: Path, number: int) -> None:
-    """Wait until so many engines have started: one that starts disturbs those that are measured, on another
-    GPU of the machine too (windows of one policy differed by 30%)."""
-    until = time.perf_counter() + WAIT_SECONDS
-    while len(list(folder.glob("*.started"))) < number and time.perf_counter() < until:
-        time.sleep(0.5)
-
-
-@contextlib.contextmanager
-def _turn(path: Path | None) -> Iterator[None]:
-    """Hold the lock at ``path`` so that no other engine on the GPU is measured at the same time."""
-    if path is None:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _wait(there: Callable[[], bool], seconds: float = float("inf")) -> None:
+    """Wait until something is there, or for so long."""
+    until = time.perf_counter() + seconds
+    while not there() and time.perf_counter() < until:
+        time.sleep(0.2)
 
 
 def _say(line: str) -> None:

@@ -1,47 +1,54 @@
 #!/usr/bin/env bash
-# All settings on a machine with two H200, one lane a GPU, for a lease of half an hour:
+# One lane of a lease: the engines of one GPU, in turns. `lease.sh start` begins one for each GPU.
 #
-#   bash benchmarks/gpu/session.sh serve-0 OUT & bash benchmarks/gpu/session.sh serve-1 OUT & wait
-#   bash benchmarks/gpu/session.sh profiles OUT
+#   bash benchmarks/gpu/session.sh LANE OUT
 #
-# in the repository root, vLLM and TableTune on the PYTHONPATH. All engines start side by side (three minutes), and
-# none is measured before all have started: starting disturbs what is measured, on the other GPU too. Then those of a
-# GPU take turns. The documents are those of `profiles`, by the product's own command, from an earlier run.
+# in the repository root, vLLM and TableTune on the PYTHONPATH. Lanes: 0 and 1 for the two GPUs of a machine, dry for
+# a machine without any, profiles to make documents.
+#
+# All engines start side by side, and none is measured before all of ENGINES have started: starting disturbs what
+# is measured, on the other GPU too. Then those of a GPU take turns in the order of their --after, for at most --seconds.
+# The documents are those of earlier profiles, by the product's own command.
+#
+# Left in OUT for each engine: NAME.pid while it runs, NAME.started, NAME.ended; and lane-LANE.log.
 set -u
 lane=$1 out=$(realpath -m "$2")
 here=$(dirname "$0")
 results=$here/../results
 shapes=${SHAPES:-/root/shapes}
-turn=$out/turn-$lane
+small=${SMALL:-/root/small}
+python=${PYTHON:-python3}
 mkdir -p "$out"
+echo $$ >"$out/lane-$lane.pid"
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_USE_FLASHINFER_SAMPLER=0 PYTHONUNBUFFERED=1
-export CUDA_VISIBLE_DEVICES=$([ "$lane" = serve-1 ] && echo 1 || echo 0)
-[ -d "$shapes" ] || python3 "$here/shapes.py" "$shapes"
 
 # Aligned for the lengths 0 to 3 and 252 requests, as `tabletune render` wrote them.
-aligned=$(python3 -c "import sys, yaml; print(*yaml.safe_load(open(sys.argv[1]))['cudagraph-capture-sizes'])" \
+aligned=$("$python" -c "import sys, yaml; print(*yaml.safe_load(open(sys.argv[1]))['cudagraph-capture-sizes'])" \
   "$results/gpu/h200-qwen3-4b-eagle3-vllm-args.yaml")
 
-# serving NAME PLAN DOCUMENT GIB-OF-KV-CACHE [option...] -- ARGUMENTS...
+# serving NAME PLAN DOCUMENT [option...] -- ARGUMENTS...
 serving() {
-  local name=$1 plan=$2 document=$3 gib=$4
-  shift 4
+  local name=$1 plan=$2 document=$3
+  shift 3
   local options=()
   while [ "$1" != -- ]; do options+=("$1"); shift; done
-  python3 "$here/serve.py" --plan "$here/plans/$plan.yaml" --document "$document" --output "$out" --name "$name" \
-    --turn "$turn" --together "${ENGINES:-6}" "${options[@]}" "$@" --load-format dummy --skip-tokenizer-init --gpu-memory-utilization 0.1 \
-    --kv-cache-memory-bytes $((gib << 30)) >"$out/$name.log" 2>&1
+  "$python" "$here/serve.py" --plan "$here/plans/$plan.yaml" --document "$document" --output "$out" --name "$name" \
+    --together "${ENGINES:-7}" "${options[@]}" "$@" >"$out/$name.log" 2>&1 &
+  echo $! >"$out/$name.pid"
+  wait $!
   echo "$(date +%T) $name ended with $?" >>"$out/lane-$lane.log"
+  # Here and not in serve.py: others have their turn after one that was killed, too.
+  rm "$out/$name.pid"
+  touch "$out/$name.started" "$out/$name.ended"
 }
 
-# profiling NAME GIB-OF-KV-CACHE ARGUMENTS...
+# profiling NAME ARGUMENTS...
 profiling() {
-  local name=$1 gib=$2
-  shift 2
+  local name=$1
+  shift
   local began=$SECONDS
-  python3 -c 'from tabletune_profiler.main import run; run()' profile --output "$out/$name-document.json" --plot -- \
-    "$@" --load-format dummy --skip-tokenizer-init --gpu-memory-utilization 0.1 \
-    --kv-cache-memory-bytes $((gib << 30)) >"$out/$name-profile.log" 2>&1
+  "$python" -c 'from tabletune_profiler.main import run; run()' profile --output "$out/$name-document.json" --plot -- \
+    "$@" >"$out/$name-profile.log" 2>&1
   echo "$(date +%T) profile of $name ended with $? after $((SECONDS - began)) s" >>"$out/lane-$lane.log"
 }
 
@@ -49,35 +56,70 @@ synthetic() { # METHOD MODEL-OR-EMPTY LENGTH RATES
   echo "{\"method\":\"$1\",${2:+\"model\":\"$2\",}\"num_speculative_tokens\":$3,\"rejection_sample_method\":\"synthetic\",\"synthetic_acceptance_rates\":$4}"
 }
 
+# gib NUMBER: with the KV cache's size given, no engine measures how much memory the others leave it.
+gib() { echo --gpu-memory-utilization 0.1 --kv-cache-memory-bytes $(($1 << 30)); }
+
+dummy=(--load-format dummy --skip-tokenizer-init)
 eagle3=("$shapes/qwen3-4b" --max-model-len 10240
   --speculative-config "$(synthetic eagle3 "$shapes/qwen3-4b-eagle3" 3 '[0.76,0.56,0.42]')")
-small=("$shapes/qwen3-4b" --max-model-len 4096
+draft_model=("$shapes/qwen3-4b" --max-model-len 4096
   --speculative-config "$(synthetic draft_model "$shapes/qwen3-0.6b" 3 '[0.78,0.6,0.46]')")
 moe=("$shapes/qwen3-30b-a3b" --max-model-len 4096
   --speculative-config "$(synthetic eagle3 "$shapes/qwen3-30b-a3b-eagle3" 3 '[0.7,0.5,0.36]')")
+# Real weights: what confidence the drafter has is worth something only there.
+real=("$small/smollm2-135m" --max-model-len 2048 --no-enable-prefix-caching)
+drafting="{\"method\":\"draft_model\",\"model\":\"$small/smollm2-135m-drafter\",\"num_speculative_tokens\":3"
 advised=(--max-num-seqs 252 --cudagraph-capture-sizes $aligned)
 # Dummy weights route every token to the same experts; vLLM's simulation spreads them.
 export VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random
+document=$results/off-h200-eagle3-document.json
 
 case $lane in
-  serve-0)
-    document=$results/off-h200-eagle3-document.json
-    serving eagle3-default constants "$results/gpu/h200-qwen3-4b-eagle3-default.json" 19 -- "${eagle3[@]}" \
-      --max-num-seqs 256 &
-    serving eagle3-fixed3 fixed "$document" 7 --plain -- "${eagle3[@]}" "${advised[@]}" &
-    serving eagle3-full full "$document" 19 -- "${eagle3[@]}" "${advised[@]}" \
-      --compilation-config '{"cudagraph_mode":"FULL"}' &
-    serving eagle3-advised eagle3 "$document" 22 -- "${eagle3[@]}" "${advised[@]}" &
+  0)
+    export CUDA_VISIBLE_DEVICES=0
+    serving eagle3-fixed3 fixed "$document" --plain -- \
+      "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 8) &
+    # Arguments as on 2026-11-30, of which its loops are a repetition.
+    serving eagle3-advised eagle3 "$document" --after eagle3-fixed3 --seconds 1150 -- \
+      "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) &
+    serving moe-eagle3 setting "$results/gpu/serving/moe-eagle3-document.json" --after eagle3-advised -- \
+      "${moe[@]}" "${advised[@]}" "${dummy[@]}" $(gib 14) &
     ;;
-  serve-1)
-    serving eagle3-bursts bursts "$results/off-h200-eagle3-document.json" 20 -- "${eagle3[@]}" "${advised[@]}" &
-    serving moe-eagle3 setting "$results/gpu/serving/moe-eagle3-document.json" 22 -- "${moe[@]}" "${advised[@]}" &
+  1)
+    export CUDA_VISIBLE_DEVICES=1
+    serving eagle3-default default "$results/gpu/h200-qwen3-4b-eagle3-default.json" --seconds 420 -- \
+      "${eagle3[@]}" --max-num-seqs 256 "${dummy[@]}" $(gib 19) &
+    {
+      # While the others start.
+      "$python" "$here/real.py" "$small" "$results/gpu/serving/draft-model-document.json" >"$out/real.log" 2>&1
+      serving real-draft real "$small/other-times.json" --after eagle3-default --seconds 150 --prompts "$small/prompts.jsonl" -- \
+        "${real[@]}" "${advised[@]}" --speculative-config "$drafting}" $(gib 10) &
+      serving real-adaptive-verification real-fixed "$small/other-times.json" --plain --after real-draft --prompts "$small/prompts.jsonl" -- \
+        "${real[@]}" "${advised[@]}" --speculative-config "$drafting,\"enable_adaptive_verification\":true}" $(gib 10) &
+      wait
+    } &
+    # Ends with bursts, which may kill it.
+    serving eagle3-more more "$document" --after real-adaptive-verification -- \
+      "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) &
+    ;;
+  dry)
+    # On a CPU: that every step of a lease runs.
+    model=${MODEL:?folder of a small model}
+    export VLLM_CPU_KVCACHE_SPACE=1 VLLM_USE_AOT_COMPILE=0
+    cpu=("$model" --max-num-seqs 16 --max-model-len 1024 --speculative-config
+      "{\"method\":\"draft_model\",\"model\":\"$model\",\"num_speculative_tokens\":3}")
+    serving dry dry "$results/profile-draft_model-document.json" -- "${cpu[@]}" &
     ;;
   profiles)
     # Sequences grow while a batch is timed: KV cache for 252 of them with some 700 tokens each.
-    profiling draft-model 50 "${small[@]}" "${advised[@]}"
-    profiling moe-eagle3 22 "${moe[@]}" "${advised[@]}"
+    profiling draft-model "${draft_model[@]}" "${advised[@]}" "${dummy[@]}" $(gib 50)
+    profiling moe-eagle3 "${moe[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22)
+    ;;
+  *)
+    echo "there is no lane $lane; there are 0, 1, dry and profiles" >&2
+    exit 2
     ;;
 esac
 wait
 echo "$(date +%T) lane $lane has ended" >>"$out/lane-$lane.log"
+touch "$out/lane-$lane.ended"

@@ -99,9 +99,14 @@ class _Case:
         self.status = "tie" if near else status
 
 
-def find(found: Sequence[Run], profiles: Sequence[ProfileTimes] = ()) -> Findings:
-    """Compute everything."""
+def find(
+    found: Sequence[Run], profiles: Sequence[ProfileTimes] = (), earlier: Sequence[Run] = ()
+) -> Findings:
+    """Compute everything; runs of an earlier day are only held against those of the same settings."""
     loops = {run.name: closed_loops.of_run(run) for run in found}
+    # Settings keep their names from one day to the next.
+    again = [replace(run, name=f"{run.name} of {run.result['conditions']['date'][:10]}") for run in earlier]
+    all_loops = loops | {run.name: closed_loops.of_run(run) for run in again}
     anatomies = [own for run in found for own in stepping.anatomies(run)]
     full_mode = settings.full_mode(found, loops)
     cells = [own for run in found for own in stepping.cells(run)]
@@ -130,7 +135,7 @@ def find(found: Sequence[Run], profiles: Sequence[ProfileTimes] = ()) -> Finding
         mode_advice=settings.mode_advice(found, loops, full_mode),
         fixed_engines=settings.fixed_engines(found, loops),
         adaptive_verification=settings.adaptive_verification(found, loops),
-        repeats=settings.repeats(found, loops),
+        repeats=settings.repeats([*again, *found], all_loops),
     )
 
 

@@ -38,6 +38,16 @@ class Estimate:
             return None
         return self.error * math.sqrt(self.rounds) / abs(self.mean)
 
+    def rounds_for(self, error: float, longer: float = 1.0) -> int | None:
+        """Return how many rounds, of windows ``longer`` times as long, bring the error down to ``error``.
+
+        As if windows differed by chance alone: then twice the seconds do as much as twice the rounds. None
+        of a single round.
+        """
+        if self.error is None:
+            return None
+        return math.ceil(self.rounds * (self.error / error) ** 2 / longer)
+
     def reaches(self, least: float) -> Status:
         """Return whether the mean is ``least`` or more; a tie where it is not, within two standard errors."""
         if self.mean >= least:

@@ -190,7 +190,10 @@ def fixed_engines(runs: Sequence[Run], loops: dict[str, list[LoopResult]]) -> li
 
 
 def adaptive_verification(runs: Sequence[Run], loops: dict[str, list[LoopResult]]) -> list[Across]:
-    """Return the tuned table over the best that an engine with vLLM's adaptive verification keeps."""
+    """Return the tuned table over the best that an engine with vLLM's adaptive verification keeps.
+
+    Mode adapt stands in for the table where there was no profile to make one from.
+    """
     found = []
     for run in runs:
         if run.graphs != "adaptive verification":
@@ -199,9 +202,10 @@ def adaptive_verification(runs: Sequence[Run], loops: dict[str, list[LoopResult]
         for other in sorted(others, key=lambda own: _apart(own, run))[:1]:
             for own, reference in _common(loops[other.name], loops[run.name]):
                 rates = reference.tokens_per_second
-                if "tuned" in own.tokens_per_second:
+                served = next((name for name in ("tuned", "adapt") if name in own.tokens_per_second), None)
+                if served is not None:
                     best = max(rates, key=lambda policy: rates[policy].mean)
-                    found.append(_across(own, "tuned", reference, best))
+                    found.append(_across(own, served, reference, best))
     return found
 
 

@@ -78,3 +78,12 @@ def test_runs_agree_within_their_errors() -> None:
     assert ratios.agree(Estimate(0.95, 0.03, 3), Estimate(1.02, 0.03, 3))
     assert not ratios.agree(Estimate(0.95, 0.01, 3), Estimate(1.02, 0.01, 3))
     assert ratios.agree(Estimate(0.99, 0.0, 3), Estimate(1.005, 0.0, 3))
+
+
+def test_rounds_for_an_error_grow_with_its_square() -> None:
+    # Windows differ by 4%: sixteen of them have an error of 1%, four as long windows as well.
+    own = Estimate(0.99, 0.04 / 3**0.5, 3)
+    assert own.rounds_for(0.01) == 16
+    assert own.rounds_for(0.02) == 4
+    assert own.rounds_for(0.01, longer=4.0) == 4
+    assert Estimate(0.99, None, 1).rounds_for(0.01) is None

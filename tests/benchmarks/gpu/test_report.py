@@ -109,6 +109,23 @@ def test_second_run_agrees_by_shares_of_the_same_constant() -> None:
     assert judged(first, off)["a second run of a comparison"].status == "missed"
 
 
+def test_earlier_day_is_held_against_this_one_and_counts_for_nothing_else() -> None:
+    earlier = run("a", made.SERVE, tuned=500.0, constant_2=1000.0)
+    again = run("a", made.SERVE, tuned=980.0, constant_2=1000.0)
+    found = goals.find([again], earlier=[earlier])
+    assert [(own.run, own.other) for own in found.repeats] == [("a of 2026-11-30", "a")] * 2
+    assert not any(own.agrees for own in found.repeats)
+    assert [own.shares["tuned"].mean for own in found.all_loops] == pytest.approx([0.98, 0.98])
+
+
+def test_adaptive_verification_is_held_against_mode_adapt_where_there_was_no_profile() -> None:
+    own = run("real-draft", made.ADVISED, constant_3=900.0, adapt=1000.0)
+    other = run("real-adaptive-verification", made.ADVISED, constant_3=800.0)
+    found = goals.find([own, other])
+    assert [(row.policy, row.ratio.mean) for row in found.adaptive_verification] == [("adapt", 1.25)] * 2
+    assert judged(own, other)["against vLLM's adaptive verification"].status == "met"
+
+
 def test_other_settings_are_no_second_run() -> None:
     fewer = [*made.SERVE[:-1], "128"]
     own = {
