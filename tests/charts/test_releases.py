@@ -224,10 +224,10 @@ def test_without_keep_uninstalling_deletes_all_as_the_notes_warn(bare_api: Api, 
     live_table(bare_api)
     # The garbage collector takes its time to know of a new kind; it does where it collects what is another's.
     bare_api.delete("DraftTable", "gone", "qwen")
-    wait("the collector", lambda: bare_api.find("ConfigMap", "gone", "qwen") is None, 120)
+    wait("the collector", lambda: bare_api.find("ConfigMap", "gone", "qwen") is None, 180)
     release.do("uninstall")
     wait("the CRD to be gone", lambda: crd(bare_api) is None)
-    wait("the ConfigMap to be collected", lambda: uid(bare_api, "ConfigMap") is None, 60)
+    wait("the ConfigMap to be collected", lambda: uid(bare_api, "ConfigMap") is None)
 
 
 def test_who_may_edit_a_namespace_may_make_draft_tables_and_who_may_view_it_may_read_them(

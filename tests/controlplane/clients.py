@@ -60,7 +60,7 @@ class Api:
         self._pool.clear()
 
     def raw(
-        self, method: str, path: str, body: bytes | None = None, content: str = "", seconds: float = 30
+        self, method: str, path: str, body: bytes | None = None, content: str = "", seconds: float = 60
     ) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {self._token}", "Accept": "application/json"}
         if content:
@@ -138,7 +138,13 @@ class Api:
         return token
 
 
-def wait(what: str, condition: Callable[[], Any], seconds: float = 20.0, pause: float = 0.05) -> Any:
+PATIENCE_SECONDS = 60.0
+"""Most that anything is waited for, unless a test says so; a machine may pause for a while."""
+
+
+def wait(
+    what: str, condition: Callable[[], Any], seconds: float = PATIENCE_SECONDS, pause: float = 0.05
+) -> Any:
     """Return the first true value of ``condition``; fail with its last one after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:

@@ -28,7 +28,7 @@ import yaml
 from tests.controlplane.clients import Api
 
 BUILDING = Path(__file__).parents[2] / "tools" / "controlplane" / "building.py"
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
 COMMON = ("etcd", "kube-apiserver")
 
@@ -285,6 +285,6 @@ class Plane:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             content: dict[str, Any] = json.loads(answer.read())
             return content

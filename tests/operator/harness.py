@@ -18,7 +18,7 @@ from tabletune_operator.caching import WATCHED, Cache
 from tabletune_operator.observations import Key
 from tabletune_operator.reconciling import Reconciler
 from tabletune_operator.requesting import Client
-from tests.controlplane.clients import Api, Object, wait
+from tests.controlplane.clients import PATIENCE_SECONDS, Api, Object, wait
 from tests.controlplane.planes import Plane
 
 
@@ -86,7 +86,11 @@ class Harness:
         raise AssertionError(f"Not settled after {rounds} looks: {found['status']}")
 
     def until(
-        self, namespace: str, condition: Callable[[Object], Any], name: str = "qwen", seconds: float = 20
+        self,
+        namespace: str,
+        condition: Callable[[Object], Any],
+        name: str = "qwen",
+        seconds: float = PATIENCE_SECONDS,
     ) -> Object:
         """Look until ``condition`` holds for the DraftTable's status; return it."""
 

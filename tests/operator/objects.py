@@ -51,24 +51,22 @@ def report(api: Api, namespace: str, name: str, document: bytes | None = None, *
     api.merge("ConfigMap", namespace, name, {"data": data})
 
 
-def finish(api: Api, namespace: str, name: str = "qwen", seconds: float = 20) -> None:
+def finish(api: Api, namespace: str, name: str = "qwen") -> None:
     """Play a profile that succeeds: its report is there, and its Job was cleaned up."""
-    job = wait("the Job", lambda: job_of(api, namespace, name), seconds)["metadata"]["name"]
+    job = wait("the Job", lambda: job_of(api, namespace, name))["metadata"]["name"]
     report(api, namespace, job, EXAMPLE.read_bytes())
     api.delete("Job", namespace, job)
     wait("the Job to be gone", lambda: api.find("Job", namespace, job) is None)
 
 
-def status_until(
-    api: Api, namespace: str, holds: Callable[[Object], object], name: str = "qwen", seconds: float = 60
-) -> Object:
+def status_until(api: Api, namespace: str, holds: Callable[[Object], object], name: str = "qwen") -> Object:
     """Wait until ``holds`` says so of a DraftTable's status; return it."""
 
     def attempt() -> Object | None:
         status: Object = api.get("DraftTable", namespace, name).get("status", {})
         return status if holds(status) else None
 
-    found: Object = wait(f"the status of {name}", attempt, seconds, 0.2)
+    found: Object = wait(f"the status of {name}", attempt, pause=0.2)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import yaml
 
-from tests.controlplane.clients import Api, ApiError, Object, wait
+from tests.controlplane.clients import PATIENCE_SECONDS, Api, ApiError, Object, wait
 from tests.controlplane.planes import Plane, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -79,12 +79,13 @@ class Process:
         return self
 
     def wait_until_ready(self) -> Self:
-        wait("the operator to be ready", lambda: self.get("/readyz")[0] == 200, 30)
+        wait("the operator to be ready", lambda: self.get("/readyz")[0] == 200)
         return self
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            url = f"http://127.0.0.1:{self.port}{path}"
+            with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -100,12 +101,12 @@ class Process:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_SECONDS)
 
     def stop(self) -> int:
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_SECONDS)
 
     def __enter__(self) -> Self:
         return self.start()

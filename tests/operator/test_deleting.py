@@ -46,7 +46,7 @@ def test_deleted_it_is_gone_with_all_it_owns_without_the_operator(
     assert not api.get("DraftTable", namespace, "qwen")["metadata"].get("finalizers")
     api.delete("DraftTable", namespace, "qwen")
     assert api.find("DraftTable", namespace, "qwen") is None
-    wait("everything to be gone", lambda: not left(api, namespace), 40)
+    wait("everything to be gone", lambda: not left(api, namespace))
     assert harness.look(namespace) is None
     assert harness.requests == 0
     assert left(api, namespace) == []
@@ -67,7 +67,7 @@ def test_deleted_in_the_middle_of_a_look_it_leaves_nothing(
     harness.look(namespace)
     assert api.find("DraftTable", namespace, "qwen") is None
     assert harness.requests > 1, "the look ended before it wrote anything"
-    wait("the orphans to be collected", lambda: not left(api, namespace), 60)
+    wait("the orphans to be collected", lambda: not left(api, namespace))
 
 
 def test_with_its_namespace_it_ends_in_the_middle_of_a_profile(
@@ -83,7 +83,7 @@ def test_with_its_namespace_it_ends_in_the_middle_of_a_profile(
         harness.look(namespace)
         return api.find("DraftTable", namespace, "qwen") is None
 
-    wait("the DraftTable to be gone", is_gone, 60)
+    wait("the DraftTable to be gone", is_gone)
 
 
 def test_what_cannot_be_made_since_its_namespace_ends_is_told_as_gone(

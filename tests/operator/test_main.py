@@ -86,7 +86,7 @@ def test_of_two_one_leads_and_the_other_takes_over(
             second.wait_until_ready()
             wait("it to wait", lambda: "Another operator leads" in second.log)
             first.stop()
-            wait("it to take over", lambda: "Leading" in second.log, 20)
+            wait("it to take over", lambda: "Leading" in second.log)
             api.apply(objects.draft_table(namespace))
             wait("the Job", lambda: objects.job_of(api, namespace))
 
@@ -116,7 +116,7 @@ def test_two_that_both_act_make_nothing_twice_and_come_to_rest(
 
         # A Job lasts minutes. One that ended at once could be made again by whoever had just missed it.
         wait("the Job", lambda: objects.job_of(api, namespace))
-        wait("both to have seen it", is_at_rest, 30)
+        wait("both to have seen it", is_at_rest)
         objects.finish(api, namespace)
         objects.status_until(api, namespace, lambda status: status.get("generation") == 1)
         for number in (1, 2, 3):
@@ -128,7 +128,7 @@ def test_two_that_both_act_make_nothing_twice_and_come_to_rest(
         assert found["history"] == [1, 2, 3, 4]
         assert sum(one.count('tabletune_operator_jobs_total{result="started"}') for one in both) == 1
         assert sum(one.count("tabletune_operator_generations_total") for one in both) == 4
-        wait("neither to write any more", is_at_rest, 30)
+        wait("neither to write any more", is_at_rest)
     assert "Traceback" not in first.log + second.log
 
 
@@ -146,7 +146,7 @@ def test_through_outages_and_lost_watches_it_keeps_working(programs: dict[str, P
             # Away, and back with a past that watches cannot resume from; a Job vanishes unseen meanwhile.
             plane.stop_api_server(crash=True)
             unanswered = 'tabletune_operator_api_requests_total{code="0"'
-            wait("it to get no answer", lambda: operator.count(unanswered) >= 2, 60)
+            wait("it to get no answer", lambda: operator.count(unanswered) >= 2)
             assert operator.get("/healthz")[0] == 200
             plane.start_api_server()
             plane.compact()
@@ -162,7 +162,6 @@ def test_through_outages_and_lost_watches_it_keeps_working(programs: dict[str, P
             wait(
                 "the setting in the ConfigMap",
                 lambda: '"mode": "adapt"' in api.get("ConfigMap", "ml", "qwen")["data"]["table.json"],
-                60,
             )
 
             # A storm of edits by others ends with the operator's content.
@@ -171,7 +170,6 @@ def test_through_outages_and_lost_watches_it_keeps_working(programs: dict[str, P
             wait(
                 "the table to be back",
                 lambda: api.get("ConfigMap", "ml", "qwen")["data"]["table.json"].startswith("{"),
-                30,
             )
             # One bad DraftTable stops no other.
             bad = objects.draft_table("ml", "bad", drafter={"method": "ngram", "config": {"model": "x"}})

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.cluster
 SURVIVAL = objects.example().acceptance.survival
 HARDLY_ANY = (0.02,) * len(SURVIVAL)
 AWAY_SECONDS = 60.0
+MOST_LINES_A_SECOND = 100 / 60
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_minute_without_the_api_server_changes_nothing_but_the_time(
 
         own_plane.stop_api_server(crash=True)
         began = time.monotonic()
-        told = wait("readyz to tell", lambda: _unready(operator), 20, 0.5)
+        told = wait("readyz to tell", lambda: _unready(operator), pause=0.5)
         assert "the API server has not answered for" in told
         while time.monotonic() < began + AWAY_SECONDS:
             for page in pages:
@@ -99,10 +100,10 @@ def test_a_minute_without_the_api_server_changes_nothing_but_the_time(
             time.sleep(1)
         assert operator.count("tabletune_operator_leading") == 0
         # Kopf's four watches tell of each try; nothing else does.
-        assert operator.log.count("\n") - lines < 100
+        assert operator.log.count("\n") - lines < MOST_LINES_A_SECOND * (time.monotonic() - began)
 
         own_plane.start_api_server()
-        wait("it to be ready", lambda: operator.get("/readyz")[0] == 200, 20)
+        wait("it to be ready", lambda: operator.get("/readyz")[0] == 200)
         found = objects.status_until(api, "ml", lambda status: status.get("generation") == 2)
         assert found["source"] == "correction"
         own_plane.restart_controllers()
@@ -133,8 +134,8 @@ def test_frozen_for_long_the_api_server_is_waited_for(own_plane: Plane, tmp_path
         job, pod = make_half_profiled(api)
         with own_plane.frozen_api_server():
             # Connections stay open: no answer is all that is seen.
-            wait("it to step down", lambda: operator.count("tabletune_operator_leading") == 0, 30, 0.5)
-            wait("readyz to tell", lambda: _unready(operator), 60, 0.5)
+            wait("it to step down", lambda: operator.count("tabletune_operator_leading") == 0, pause=0.5)
+            wait("readyz to tell", lambda: _unready(operator), pause=0.5)
             assert operator.get("/healthz")[0] == 200
         objects.report(api, "ml", job["metadata"]["name"], documents.dump(objects.example()))
         objects.end_pod(api, pod, 0)
@@ -160,9 +161,9 @@ def test_what_vanished_unseen_is_found_out_right_after_the_outage(own_plane: Pla
         own_plane.stop_api_server(crash=True)
         own_plane.erase("jobs", "ml", job)
         own_plane.compact()
-        wait("it to notice", lambda: "does not answer" in operator.log, 30)
+        wait("it to notice", lambda: "does not answer" in operator.log)
         own_plane.start_api_server()
-        objects.status_until(api, "ml", lambda status: status.get("phase") == "Ready", seconds=40)
+        objects.status_until(api, "ml", lambda status: status.get("phase") == "Ready")
         assert "Restarting the watch-stream for drafttables.v1alpha1.tabletune.dev" in operator.log
         assert history(api, "qwen") == ["qwen-g1"]
     api.close()
@@ -176,9 +177,9 @@ def test_one_that_starts_without_an_api_server_is_alive_and_begins_when_there_is
     api.apply(objects.draft_table("ml"))
     own_plane.stop_api_server(crash=True)
     with Process(own_plane, token, tmp_path) as operator:
-        wait("it to be alive", lambda: operator.get("/healthz")[0] == 200, 30)
+        wait("it to be alive", lambda: operator.get("/healthz")[0] == 200)
         assert "the API server has not answered yet" in _unready(operator)
-        wait("it to say for how long", lambda: "has not answered for" in _unready(operator), 30)
+        wait("it to say for how long", lambda: "has not answered for" in _unready(operator))
         own_plane.start_api_server()
         operator.wait_until_ready()
         wait("the Job", lambda: objects.job_of(api, "ml"))

@@ -215,7 +215,6 @@ def test_an_evicted_pod_is_tried_again_and_told(
             (objects.pod_of(api, namespace, job["metadata"]["name"]) or pod)["metadata"]["name"]
             != pod["metadata"]["name"]
         ),
-        40,
     )
     found = harness.settle(namespace)
     assert "was evicted" in condition(found, "Profiled")["message"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -29,7 +28,7 @@ SURVIVAL = objects.example().acceptance.survival
 HARDLY_ANY = (0.02,) * len(SURVIVAL)
 
 
-def ask(url: str, pods: Sequence[str], seconds: float = 5.0) -> Mapping[str, Reading | Failure]:
+def ask(url: str, pods: Sequence[str], seconds: float = 60.0) -> Mapping[str, Reading | Failure]:
     """Read ``pods`` of the namespace ml once."""
 
     async def read() -> Mapping[str, Reading | Failure]:
@@ -83,7 +82,7 @@ def test_a_table_is_corrected_by_way_of_prometheus(
                 page.serve(HARDLY_ANY, 3_000)
             return bool(api.get("DraftTable", namespace, "qwen")["status"]["generation"] == 2)
 
-        wait("the correction", serve_until_corrected, 60, 1.0)
+        wait("the correction", serve_until_corrected, 180, 1.0)
         found = api.get("DraftTable", namespace, "qwen")["status"]
         assert found["source"] == "correction"
         # What two jobs scraped is counted once.
@@ -129,7 +128,7 @@ def test_many_pods_are_asked_for_in_groups(programs: dict[str, Path]) -> None:
         page = f"http://{addresses[0]}:{port}/metrics"
         pods = [f"pod-{number}" for number in range(count)]
         server.targets = [Target(page, {"namespace": "ml", "pod": pod}) for pod in pods]
-        found = dict(ask(url, [*pods, "pod-that-is-not-scraped"], 20))
+        found = dict(ask(url, [*pods, "pod-that-is-not-scraped"]))
     assert len(server.asked) == 3
     assert isinstance(missing := found.pop("pod-that-is-not-scraped"), Failure)
     assert "no metrics" in missing.message
@@ -180,8 +179,8 @@ def endless_failure(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def slow(handler: BaseHTTPRequestHandler) -> None:
-    time.sleep(2)
+def silent(handler: BaseHTTPRequestHandler) -> None:
+    handler.connection.recv(1)  # until the operator gives up
 
 
 def deep(handler: BaseHTTPRequestHandler) -> None:
@@ -218,7 +217,7 @@ WRONG = {
     "login": (page_of_a_login, "does not answer as Prometheus does"),
     "endless": (endless, "answers with more than"),
     "endless failure": (endless_failure, "answers 500"),
-    "slow": (slow, "does not answer within 1 s"),
+    "silent": (silent, "does not answer within 1 s"),
     "deep": (deep, "does not answer as Prometheus does"),
     "redirect": (elsewhere, "answers 302"),
 }
@@ -228,10 +227,8 @@ WRONG = {
 def test_what_is_wrong_with_prometheus_is_told(programs: dict[str, Path], case: str) -> None:
     answer, words = WRONG[case]
     with prometheuses.serving(Server(programs["promql"], answer=answer)) as url:
-        began = time.monotonic()
-        # Long enough for all but the slow one.
-        found = ask(url, ["a"], 1.0 if case == "slow" else 10.0)["a"]
-        assert time.monotonic() - began < 8
+        # Long enough for all but the silent one, which is never waited for to its end.
+        found = ask(url, ["a"], 1.0 if case == "silent" else 60.0)["a"]
     assert isinstance(found, Failure)
     assert words in found.message
 

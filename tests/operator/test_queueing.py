@@ -18,7 +18,7 @@ A, B = ("ml", "a"), ("ml", "b")
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(work(), 10))
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_ten_changes_make_one_look() -> None:

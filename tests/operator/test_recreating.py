@@ -48,7 +48,7 @@ def test_the_new_one_waits_for_what_the_old_one_left_and_measures_by_itself(
         made = objects.job_of(api, namespace)
         return made and made["metadata"]["ownerReferences"][0]["uid"] == second["metadata"]["uid"]
 
-    wait("a Job of its own", of_the_second, 60, 0.5)
+    wait("a Job of its own", of_the_second, pause=0.5)
     objects.finish(api, namespace)
     assert harness.settle(namespace)["status"]["generation"] == 1
 
@@ -93,6 +93,6 @@ def test_pods_that_follow_a_higher_number_get_a_higher_one(
         # What no generation can be is not believed, and nothing goes on counting.
         assert condition(found, "Serving")["reason"] == "PodsRefreshing"
         scrapes = operator.count("tabletune_operator_scrapes_total")
-        wait("more looks", lambda: operator.count("tabletune_operator_scrapes_total") >= scrapes + 4, 30)
+        wait("more looks", lambda: operator.count("tabletune_operator_scrapes_total") >= scrapes + 4)
         found = api.get("DraftTable", namespace, "qwen")["status"]
         assert (found["generation"], condition(found, "Profiled")["status"]) == (8, "True")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -84,7 +83,7 @@ def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
                 page.serve((0.02,) * len(SURVIVAL), 3_000)
             return bool(api.get("DraftTable", namespace, "qwen")["status"]["generation"] == 2)
 
-        wait("the correction", serve_until_corrected, 60, 1.0)
+        wait("the correction", serve_until_corrected, 180, 1.0)
         found = api.get("DraftTable", namespace, "qwen")["status"]
         assert found["source"] == "correction"
         before = api.find("ConfigMap", namespace, "qwen-g1")
@@ -96,7 +95,6 @@ def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
                 for pod in api.list("Pod", namespace, "app=qwen")
                 if pod["metadata"].get("annotations", {}).get("tabletune.dev/refreshed-generation") == "2"
             ],
-            30,
         )
         assert touched
 
@@ -109,7 +107,7 @@ def test_live_traffic_corrects_the_table_and_the_guard_takes_it_back(
                 page.serve((0.02,) * len(SURVIVAL), 3_000, tokens_per_second=300)
             return bool(api.get("DraftTable", namespace, "qwen")["status"]["generation"] == 3)
 
-        wait("the rollback", serve_until_rolled_back, 60, 1.0)
+        wait("the rollback", serve_until_rolled_back, 180, 1.0)
         found = status_until(
             api, namespace, lambda status: condition(status, "Degraded")["reason"] == "RolledBack"
         )
@@ -147,7 +145,7 @@ def test_drift_is_reported_and_by_policy_profiled_once(
         objects.finish(api, namespace)
         status_until(api, namespace, lambda status: status.get("generation") == 2)
         looks = operator.count("tabletune_operator_scrapes_total")
-        wait("more looks", lambda: operator.count("tabletune_operator_scrapes_total") >= looks + 2, 30)
+        wait("more looks", lambda: operator.count("tabletune_operator_scrapes_total") >= looks + 2)
         assert objects.job_of(api, namespace) is None
 
 
@@ -161,8 +159,8 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def slow(handler: BaseHTTPRequestHandler) -> None:
-    time.sleep(1.5)
+def silent(handler: BaseHTTPRequestHandler) -> None:
+    handler.connection.recv(1)  # until the operator gives up
 
 
 def binary(handler: BaseHTTPRequestHandler) -> None:
@@ -188,7 +186,6 @@ def failing(handler: BaseHTTPRequestHandler) -> None:
 
 HOSTILE = {
     "endless": (endless, "more than"),
-    "slow": (slow, "does not answer within"),
     "binary": (binary, "no metrics of TableTune"),
     "broken": (broken, "cannot be reached"),
     "redirect": (redirect, "answers 302"),
@@ -198,26 +195,45 @@ HOSTILE = {
 
 def test_hostile_pods_are_told_and_hold_nobody_up() -> None:
     port = free_port()
-    pages = [Page() for _ in range(len(HOSTILE) + 1)]
+    pages = [Page() for _ in range(len(HOSTILE) + 2)]
     for page, (hostile, _) in zip(pages, HOSTILE.values(), strict=False):
         page.hostile = hostile
+    pages[-1].hostile = silent
 
     async def read(addresses: list[str]) -> list[Reading | Failure]:
+        *others, hanging = addresses
         async with surveying.session() as session:
-            scraper = Scraper(session, at_once=8, seconds=1.0)
-            return await asyncio.gather(
-                *(scraper.pod(address, port) for address in [*addresses, "127.0.1.200"])
+            scraper = Scraper(session, at_once=8, seconds=60.0)
+            hung = asyncio.create_task(scraper.pod(hanging, port))
+            found = await asyncio.gather(
+                *(scraper.pod(address, port) for address in [*others, "127.0.1.200"])
             )
+            assert not hung.done()
+            hung.cancel()
+            return found
 
     with fleets.served(pages, port) as addresses:
-        began = time.monotonic()
         *found, good, absent = asyncio.run(read(addresses))
-        assert time.monotonic() - began < 5
     for result, (_, words) in zip(found, HOSTILE.values(), strict=True):
         assert isinstance(result, Failure)
         assert words in result.message
     assert isinstance(good, Reading)
     assert isinstance(absent, Failure)
+
+
+def test_silent_pod_is_given_up() -> None:
+    port = free_port()
+    page = Page()
+    page.hostile = silent
+
+    async def read(address: str) -> Reading | Failure:
+        async with surveying.session() as session:
+            return await Scraper(session, at_once=1, seconds=0.5).pod(address, port)
+
+    with fleets.served([page], port) as (address,):
+        found = asyncio.run(read(address))
+    assert isinstance(found, Failure)
+    assert "does not answer within 0.5 s" in found.message
 
 
 def test_a_selector_is_written_as_the_api_server_reads_it() -> None:
