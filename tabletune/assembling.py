@@ -14,7 +14,7 @@ from datetime import datetime
 import numpy as np
 from pydantic import JsonValue
 
-from tabletune import advice, costs, hazards, predictions, recommendations, tables
+from tabletune import advice, costs, hazards, predictions, recommendations, tables, traffic
 from tabletune.acceptance import AcceptanceError
 from tabletune.costs import CostError
 from tabletune.documents import Acceptance, Control, Document, Fingerprint, Prediction, Profile, Source
@@ -40,15 +40,16 @@ def assemble(
 ) -> Document:
     """Return the document of one profile, its table computed for every batch size up to max_num_seqs.
 
-    ``prompt_tokens`` and ``output_tokens`` are the lengths of the requests that engine advice is for,
-    ``speculative_config`` is vLLM's as it was profiled, without a table.
+    ``prompt_tokens`` and ``output_tokens`` are the lengths of the requests that the table and the engine
+    advice are for, ``speculative_config`` is vLLM's as it was profiled, without a table.
 
     Raises one of :data:`NOT_COMPUTABLE` where the profile, the acceptance or the control section does not
     allow a table, with what to change.
     """
-    step_times_ms = costs.CostModel.from_profile(profile, fingerprint).step_times(fingerprint.max_num_seqs)
-    goodput = predictions.goodput(step_times_ms, acceptance, profile.draft_lengths)
-    hazardous = hazards.cells(profile, fingerprint, fingerprint.max_num_seqs)
+    model = costs.CostModel.from_profile(profile, fingerprint)
+    requests = traffic.Requests.of(prompt_tokens, output_tokens, fingerprint.max_num_batched_tokens)
+    goodput = traffic.expected_goodput(model, acceptance, requests, fingerprint.max_num_seqs)
+    hazardous = hazards.drafted(hazards.cells(profile, fingerprint, fingerprint.max_num_seqs))
     safe = hazards.keep_off(goodput, hazardous, profile.draft_lengths, control.allowed_lengths)
     table = tables.compute(safe, profile.draft_lengths, control)
     prediction = predictions.predict(

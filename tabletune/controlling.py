@@ -20,7 +20,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from tabletune import correcting, costs, estimating, graphs, hazards, predictions, tables
+from tabletune import correcting, costs, estimating, graphs, hazards, tables, traffic
+from tabletune.acceptance import Rates, expected_tokens_of
 from tabletune.documents import Acceptance, Control, Document, Fingerprint
 
 Floats = npt.NDArray[np.float64]
@@ -84,6 +85,8 @@ class Window:
     """Times by cell."""
     changes: tuple[LengthChange, ...] = ()
     """Changes of length; at most 64."""
+    next_steps: tuple[traffic.NextSteps, ...] = ()
+    """Which steps followed which."""
     steps: int = 0
     """All steps of the window, mixed ones too."""
     kept_tokens: int = 0
@@ -107,6 +110,12 @@ class Plan:
     """Profiled step times at every batch size."""
     hazardous: hazards.Flags
     """Cells that may kill the engine, ``(lengths, batch sizes)``."""
+    requests: traffic.Requests
+    """What requests are said to be like."""
+    prompt_bounds: tuple[int, ...]
+    """Numbers of prompt tokens that are told apart."""
+    prompt_graph_ms: Floats
+    """What the graphs of steps with so many prompt tokens cost, ``(bounds, lengths, batch sizes)``."""
     prior: Acceptance
     """The document's acceptance."""
     control: Control
@@ -132,6 +141,8 @@ class State:
     """How long they were collected."""
     late: estimating.Counts
     """Counts of the last seconds."""
+    following: traffic.Following
+    """Which steps followed which of late."""
     evidence: correcting.Evidence
     """Live step times."""
     correction: correcting.Correction
@@ -191,13 +202,19 @@ def plan(
     if (settings.mode, settings.runner) == (model.settings.mode, model.settings.runner):
         model = model.under(settings)
     sizes = np.arange(1, max_batch_size + 1)
+    bounds = traffic.prompt_bounds(model.settings.largest_capture_size)
     kinds = [graphs.dispatch_batches(model.settings, sizes, length).kinds for length in lengths]
     return Plan(
         lookup=tables.lookup(document.table, max_batch_size),
         draft_lengths=lengths,
         max_batch_size=max_batch_size,
         grid=correcting.Grid(model.step_times(max_batch_size), np.array(kinds, dtype=np.int64)),
-        hazardous=hazards.cells(profile, engine, max_batch_size, captured),
+        hazardous=hazards.drafted(hazards.cells(profile, engine, max_batch_size, captured)),
+        requests=traffic.Requests.of(
+            document.engine.prompt_tokens, document.engine.output_tokens, engine.max_num_batched_tokens
+        ),
+        prompt_bounds=bounds,
+        prompt_graph_ms=np.array([model.prompt_graph_costs(sizes, tokens) for tokens in bounds]),
         prior=document.acceptance,
         control=control,
     )
@@ -218,6 +235,7 @@ def begin(plan: Plan) -> State:
         pending=none.recent,
         pending_seconds=0.0,
         late=none.recent,
+        following=traffic.Following.none(plan.max_batch_size, len(plan.prompt_bounds)),
         evidence=evidence,
         correction=correction,
     )
@@ -237,6 +255,7 @@ def carry(plan: Plan, state: State) -> State:
         pending=_fitted(state.pending, plan),
         pending_seconds=state.pending_seconds,
         late=_fitted(state.late, plan),
+        following=_following_fitted(state.following, plan),
     )
     if np.array_equal(state.correction.profiled_ms, plan.grid.profiled_ms, equal_nan=True):
         correction = correcting.correct(plan.grid, state.evidence)
@@ -248,7 +267,8 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
     """Return state and outcome after ``window``. Raises nothing, whatever numbers the window holds.
 
     1. Counts: fade, are compared with those before (a shift forgets these), and blend with the prior.
-    2. Step times correct the profile's (:mod:`tabletune.correcting`).
+    2. Step times correct the profile's (:mod:`tabletune.correcting`), and which steps followed which says
+       what verifies a draft (:mod:`tabletune.traffic`).
     3. Changes of length after which the engine stalled, repeatedly, are avoided: of the two lengths the
        one goes whose loss costs less goodput, for as long as the document is in force.
     4. The lookup is decided (:func:`tabletune.estimating.decide`), hazards kept off. Before ``min_drafts``
@@ -269,7 +289,8 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
     stalls, avoided = _stalls(plan, state, window, times)
     drafts = both.total.drafted[0] if both.total.drafted else 0.0
     believed = estimate if drafts >= plan.control.min_drafts else plan.prior
-    goodput = predictions.goodput(correction.step_times_ms, believed, plan.draft_lengths)
+    following = traffic.observe(state.following, window.next_steps, plan.prompt_bounds, elapsed)
+    goodput = _goodput(plan, correction, believed, plan.control, following)
     control = _without_stalls(plan, goodput, avoided)
     usable = _usable(plan, goodput, control, state.lookup)
     decision = estimating.decide(state.lookup, usable, plan.draft_lengths, control, drafts)
@@ -290,6 +311,7 @@ def advance(plan: Plan, state: State, window: Window) -> tuple[State, Outcome]:
         pending=pending,
         pending_seconds=pending_seconds,
         late=late,
+        following=following,
         evidence=evidence,
         correction=correction,
         stalls=stalls,
@@ -322,6 +344,38 @@ def _count(
     if found.found:
         live = estimating.forget(live)
     return estimating.add(live, pending), estimating.Counts.none(plan.positions), 0.0, found.found
+
+
+def _goodput(
+    plan: Plan,
+    correction: correcting.Correction,
+    acceptance: Rates,
+    control: Control,
+    seen: traffic.Following | None = None,
+) -> Floats:
+    """Return goodput by the steps that verify what each batch size drafts, as believed now."""
+    times = correction.step_times_ms
+    tokens = expected_tokens_of(acceptance.survival, acceptance.proposal_rate, plan.draft_lengths)
+    said = traffic.rounded_up(plan.requests.prompt_tokens)
+    weights = np.zeros(len(plan.prompt_bounds))
+    weights[min(int(np.searchsorted(plan.prompt_bounds, said)), len(weights) - 1)] = traffic.EXPECTED_STEPS
+    if seen is not None:
+        weights += seen.prompts
+    more = np.tensordot(weights / weights.sum(), plan.prompt_graph_ms, axes=1)
+    mixed = traffic.mixed_times(times, more)
+    expected = traffic.goodput(times, mixed, tokens, plan.requests)
+    if seen is None:
+        return expected
+    allowed = tables.allowed_lengths(plan.draft_lengths, control.allowed_lengths)
+    usable = ~plan.hazardous & np.isin(plan.draft_lengths, allowed)[:, np.newaxis]
+    return traffic.seen_goodput(expected, times, mixed, tokens, seen, usable)
+
+
+def _following_fitted(following: traffic.Following, plan: Plan) -> traffic.Following:
+    """Return ``following`` for the plan's engine: as it is, or nothing where capture sizes were others."""
+    fresh = traffic.Following.none(plan.max_batch_size, len(plan.prompt_bounds))
+    same = following.pure.shape == fresh.pure.shape and following.prompts.shape == fresh.prompts.shape
+    return following if same else fresh
 
 
 def _fitted(counts: estimating.Counts, plan: Plan) -> estimating.Counts:
@@ -433,7 +487,7 @@ def _usable(plan: Plan, goodput: Floats, control: Control, lookup: Sequence[int]
 
 def _kept_off(plan: Plan, correction: correcting.Correction) -> tuple[int, ...]:
     """Return the document's lookup without what is hazardous or not allowed."""
-    goodput = predictions.goodput(correction.step_times_ms, plan.prior, plan.draft_lengths)
+    goodput = _goodput(plan, correction, plan.prior, plan.control)
     usable = _usable(plan, goodput, plan.control, plan.lookup)
     allowed = tables.allowed_lengths(plan.draft_lengths, plan.control.allowed_lengths)
     barred = np.array([length not in allowed for length in plan.draft_lengths])

@@ -275,6 +275,49 @@ class CostModel:
             costs[(pure == change[0]) & (mixed == change[1])] = max(0.0, more or 0.0)
         return costs
 
+    def prompt_graph_costs(self, batch_sizes: Integers, prompt_tokens: int) -> Floats:
+        """Return what the graph of a step with a prompt costs beyond that of a pure one, by length.
+
+        ``batch_sizes`` count the prompt's request too, all others decode. Milliseconds, ``(draft lengths,
+        batch sizes)``, above what it costs at the length where it costs least: a prompt's step has to run at
+        some length, and that much is the prompt's own. So it is 0 where prompts find the same kind of graph
+        at every length; 16 ms where this length's tokens and the prompt's together are above the largest
+        capture size and another length's are not; below 0 where pure steps lack the graph already that a
+        prompt's step lacks in any case.
+        """
+        pure, mixed = (
+            np.array(
+                [
+                    graphs.dispatch_batches(self.settings, decoding, length, tokens).kinds
+                    for length in self.draft_lengths
+                ]
+            )
+            for decoding, tokens in ((batch_sizes, 0), (batch_sizes - 1, prompt_tokens))
+        )
+        costs = self._kind_costs()
+        more: Floats = np.maximum(0.0, costs[mixed] - costs[pure]) - costs[mixed].min(axis=0)
+        return more
+
+    def _kind_costs(self) -> Floats:
+        """Return what each kind of graph costs above the first one of :data:`graphs.KINDS` that was measured.
+
+        Of a kind that no pure step was measured with, a measured prompt tells that made steps run it: all but
+        about a millisecond of what it adds is the graph's (ENGINE.md 1). Else it costs what the one before
+        does, since no graph is quicker than a piecewise one.
+        """
+        base = min((kind for row in self._rows for kind in row.curves), default=graphs.FULL)
+        costs = [0.0] * len(graphs.KINDS)
+        for kind in range(base + 1, len(graphs.KINDS)):
+            of_prompts = [
+                float(np.median(own.curve.times))
+                for own in self._prompts
+                if (own.pure_kind, own.kind) == (base, kind)
+            ]
+            told = float(np.median(of_prompts)) if of_prompts else costs[kind - 1]
+            more = self.kind_costs_more(kind, base)
+            costs[kind] = max(costs[kind - 1], told if more is None else more)
+        return np.array(costs)
+
     def kind_costs_more(self, kind: int, than: int) -> float | None:
         """Return the milliseconds that a pure step of ``kind`` costs above one of kind ``than``.
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tabletune import controlling, estimating
+from tabletune import controlling, estimating, traffic
 from tabletune_plugin.engine.steps import DROPPED_STEPS, QUIET_ROW, Step
 
 MOST_TIMES = 64
@@ -38,6 +38,8 @@ STEPS_AFTER_CHANGE = 8
 """Steps watched after a change of length."""
 RECENT_TIMES = 65
 """Times per batch bucket and length that the metric's median is of."""
+MOST_NEXT_STEPS = 4_096
+"""Kinds of next step counted in one window; further ones are left out."""
 MOST_PENDING = 256
 """Times whose GPU span is waited for."""
 SPAN_STEPS = 64
@@ -122,13 +124,15 @@ class _Counts:
 class _Window:
     """What has gathered since the last :meth:`Tally.take`."""
 
-    __slots__ = ("changes", "counts", "kept_tokens", "steps", "times")
+    __slots__ = ("changes", "counts", "kept_tokens", "next_steps", "steps", "times")
 
     def __init__(self, positions: int) -> None:
         self.counts = _Counts(positions)
         self.steps = self.kept_tokens = 0
         self.times: dict[tuple[int, int], list[float]] = {}
         self.changes: list[_Change] = []
+        # By batch size of the step before, own batch size and prompt tokens.
+        self.next_steps: dict[tuple[int, int, int], int] = {}
 
 
 class Tally:
@@ -209,6 +213,10 @@ class Tally:
                 controlling.LengthChange(change.before, change.after, change.batch_size, tuple(change.times))
                 for change in window.changes
             ),
+            next_steps=tuple(
+                traffic.NextSteps(before, batch_size, prompt_tokens, count)
+                for (before, batch_size, prompt_tokens), count in window.next_steps.items()
+            ),
             steps=window.steps,
             kept_tokens=window.kept_tokens,
         )
@@ -249,6 +257,8 @@ class Tally:
         total[2] += kept_tokens
         if timed:
             total[1] += interval * 1e-3
+            if self._batch_size:
+                self._count_next(window, step, pure)
 
         self._row = (self._row + 1 if batch_size == self._batch_size else 1) if pure else 0
         if self._last is not None and (self._spans or self._row >= QUIET_ROW):
@@ -268,6 +278,14 @@ class Tally:
         settled = pure and timed and self._age >= self._settled
         self._last = (step.number, interval, step.drafted_tokens, (batch_size, length)) if settled else None
         self._length, self._batch_size = next_length, batch_size
+
+    def _count_next(self, window: _Window, step: Step, pure: bool) -> None:
+        """Count the step as one that follows the step before and verifies its drafts."""
+        prompt_tokens = 0 if pure else traffic.rounded_up(max(step.prompt_tokens + step.new_requests, 1))
+        kind = (self._batch_size, step.batch_size, prompt_tokens)
+        count = window.next_steps.get(kind)
+        if count is not None or len(window.next_steps) < MOST_NEXT_STEPS:
+            window.next_steps[kind] = (count or 0) + 1
 
     def _count_drafts(self, counts: _Counts, step: Step, length: int) -> None:
         drafts = step.requests_drafted

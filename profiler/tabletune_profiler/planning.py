@@ -49,9 +49,9 @@ class Options:
     mixed_prompt_tokens: tuple[int, ...] = (64, 256)
     """Prompt lengths of the mixed sweep."""
     prompt_tokens: int = 256
-    """Prompt length that the engine advice is for."""
+    """Prompt length that the table and the engine advice are for."""
     output_tokens: int = 256
-    """Output length that the engine advice is for."""
+    """Output length that the table and the engine advice are for."""
 
 
 @dataclass(frozen=True)

@@ -376,9 +376,9 @@ class Profile(ApiModel):
     prompts: KeySelector | None = None
     """A ConfigMap's key with your own prompts (JSONL) for the acceptance run. Unset: the bundled 160."""
     prompt_tokens: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Your usual prompt length, for the engine advice. Unset: the profiler's default."""
+    """Your usual prompt length, for the table and the engine advice. Unset: the profiler's default."""
     output_tokens: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Your usual output length, for the engine advice. Unset: the profiler's default."""
+    """Your usual output length, for the table and the engine advice. Unset: the profiler's default."""
     time_budget_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
     """Seconds for the step-time sweep; cells that do not fit are left out. Unset: no limit."""
     gpu: Gpu = Gpu()

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabletune import controlling, documents, estimating, graphs, tables
+from tabletune import controlling, documents, estimating, graphs, hazards, tables
 from tabletune.controlling import LengthChange, Outcome, Plan, State, StepTimes, Window
 from tabletune.documents import Control, Document
 from tabletune.estimating import Counts
+from tabletune.traffic import NextSteps
 from tests.core import h200, strategies
 
 ADAPT = Control(mode=documents.Mode.ADAPT)
@@ -178,10 +179,8 @@ def test_graphs_are_those_of_the_lengths_that_the_engine_was_started_for() -> No
         for row, length in enumerate((0, 1, 2, 3)):
             kinds = graphs.dispatch_batches(engine, np.arange(1, 257), length).kinds
             assert np.array_equal(other.grid.kinds[row], kinds)
-        hazardous = graphs.mismatched_batch_sizes(engine)
-        for row, length in enumerate((0, 1, 2, 3)):
-            sizes = {int(column) + 1 for column in np.flatnonzero(other.hazardous[row])}
-            assert sizes == set(hazardous.get(length, ()))
+        cells = hazards.cells(found.profile, found.fingerprint, 256, captured)
+        assert np.array_equal(other.hazardous, hazards.drafted(cells))
         assert not np.array_equal(other.grid.kinds, profiled.grid.kinds)
         assert not np.array_equal(other.hazardous, profiled.hazardous)
     assert (fewer.grid.kinds[2] != graphs.FULL).all()
@@ -499,6 +498,9 @@ def any_windows(draw: st.DrawFn) -> Window:
                     st.builds(LengthChange, st.integers(-1, 6), st.integers(-1, 6), small, vector), max_size=5
                 )
             )
+        ),
+        next_steps=tuple(
+            draw(st.lists(st.builds(NextSteps, small, small, st.integers(-1, 10**9), small), max_size=5))
         ),
         steps=draw(small),
         kept_tokens=draw(small),

@@ -153,3 +153,16 @@ def test_no_batch_size_loses_all_of_its_goodput(data: st.DataObject) -> None:
     assert (np.isfinite(left[rows]).any(axis=0) == priced).all()
     used = np.isfinite(left[rows]) & hazardous[rows]
     assert not (used & (np.isfinite(goodput) & ~hazardous)[rows].any(axis=0)).any()
+
+
+# In a table
+
+
+def test_length_is_kept_off_where_requests_that_end_lead_to_a_hazard() -> None:
+    found = hazards.cells(profile(), engine(), 8)
+    assert marked(found) == {0: [3, 5, 6], 1: [3]}
+    assert marked(hazards.drafted(found)) == {0: [3, 4, 5, 6, 7, 8], 1: [3, 4, 5]}
+
+
+def test_nothing_is_kept_off_without_hazards() -> None:
+    assert not hazards.drafted(np.zeros((3, 8), np.bool_)).any()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tabletune.controlling import LengthChange, StepTimes, Window
+from tabletune.traffic import NextSteps
 from tabletune_plugin import tallying
 from tabletune_plugin.tallying import DECODE, MIXED, Tally
 from tests.plugin import engines
@@ -375,3 +376,42 @@ def test_window_is_what_the_core_takes() -> None:
     window = counter.take(1.5)
     assert window.seconds == 1.5
     assert window.step_times == (StepTimes(2, 2, tuple(map(float, range(4, 11)))),)
+
+
+# Which steps follow which
+
+
+def test_next_steps_are_counted_by_batch_size_before_own_and_prompt() -> None:
+    counter = tally()
+    add(
+        counter,
+        PLAIN,
+        PLAIN,
+        {"batch_size": 3, "length": 2, "prompt_tokens": 255, "new_requests": 1},
+        {"batch_size": 3, "length": 2},
+        {"batch_size": 3, "length": 2},
+        {"batch_size": 2, "length": 2},
+    )
+    assert set(counter.take(1.0).next_steps) == {
+        NextSteps(2, 2, 0, 1),
+        NextSteps(2, 3, 256, 1),
+        NextSteps(3, 3, 0, 2),
+        NextSteps(3, 2, 0, 1),
+    }
+    assert counter.take(1.0).next_steps == ()
+
+
+def test_prompt_of_one_token_is_a_prompt_and_no_step_follows_an_idle_engine() -> None:
+    counter = tally()
+    add(counter, PLAIN, {"batch_size": 2, "length": 2, "new_requests": 1, "interval_ms": math.nan}, PLAIN)
+    add(counter, {"batch_size": 2, "length": 2, "new_requests": 1})
+    assert set(counter.take(1.0).next_steps) == {NextSteps(2, 2, 0, 1), NextSteps(2, 2, 1, 1)}
+
+
+def test_kinds_of_next_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tallying, "MOST_NEXT_STEPS", 3)
+    counter = tally()
+    add(counter, *({"batch_size": 1 + number % 8, "length": 0} for number in range(40)))
+    found = counter.take(1.0).next_steps
+    assert len(found) == 3
+    assert sum(step.count for step in found) < 39

@@ -72,10 +72,10 @@ def profile(
     ] = Options.acceptance_tokens,
     mixed: Annotated[bool, typer.Option(help="Also time steps that share a prompt.")] = True,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Your usual prompt length, for the engine advice.")
+        int, typer.Option(min=1, help="Your usual prompt length, for the table and the engine advice.")
     ] = Options.prompt_tokens,
     output_tokens: Annotated[
-        int, typer.Option(min=1, help="Your usual output length, for the engine advice.")
+        int, typer.Option(min=1, help="Your usual output length, for the table and the engine advice.")
     ] = Options.output_tokens,
     tie_tolerance: Annotated[
         float | None, typer.Option(help="Keep the neighbour's length where another gains less; 0.01 is 1%.")

@@ -1,0 +1,225 @@
+"""What a length is worth by the steps that verify its drafts, by hand and on measured engines."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tabletune import costs, documents, graphs, predictions, tables, traffic
+from tabletune.traffic import EXPECTED_STEPS, REACH, Following, NextSteps, Requests
+from tests.core import h200
+
+ROOT = Path(__file__).parents[2]
+BOUNDS = traffic.prompt_bounds(512)
+TOKENS = np.array([1.0, 1.8, 2.3])
+TIMES = np.array([[4.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 5.0], [6.0, 6.0, 6.0, 6.0]])
+RARE = Requests(256, 1e12)
+"""Requests whose outputs never end, so that no prompt is expected."""
+ALL = np.ones(TIMES.shape, dtype=bool)
+
+
+def seen(*steps: tuple[int, int, int, int], size: int = 4) -> Following:
+    """What ``steps`` (before, batch size, prompt tokens, count) leave behind."""
+    return traffic.observe(
+        Following.none(size, len(BOUNDS)), [NextSteps(*step) for step in steps], BOUNDS, 0.0
+    )
+
+
+def by_seen(times: costs.Floats, mixed: costs.Floats, following: Following) -> costs.Floats:
+    expected = traffic.goodput(times, mixed, TOKENS, RARE)
+    return traffic.seen_goodput(expected, times, mixed, TOKENS, following, ALL)
+
+
+# Prompts that are expected
+
+
+def test_goodput_is_that_of_pure_steps_where_prompts_cost_the_same_at_every_length() -> None:
+    sizes = np.arange(1, 5)
+    found = traffic.goodput(TIMES, TIMES, TOKENS, Requests(256, 300.0))
+    assert found == pytest.approx(sizes * TOKENS[:, np.newaxis] / TIMES * 1e3)
+
+
+def test_step_that_a_prompt_joins_costs_what_its_graph_does() -> None:
+    # With outputs of 4 tokens, 2 requests at length 1 keep 3.6 tokens: 0.9 prompts a step, none in exp(-0.9).
+    mixed = TIMES + np.array([[0.0], [10.0], [20.0]])
+    found = traffic.goodput(TIMES, mixed, TOKENS, Requests(256, 4.0))
+    assert found[1, 1] == pytest.approx(3.6 / (5.0 + 10.0 * (1 - math.exp(-0.9))) * 1e3)
+
+
+def test_long_prompts_are_cut_to_the_tokens_of_a_step() -> None:
+    assert Requests.of(256, 500, 8192) == Requests(256, 500.0)
+    assert Requests.of(8192, 500, 8192) == Requests(8192, 500.0)
+    assert Requests.of(8193, 500, 8192) == Requests(4097, 250.0)
+
+
+def test_time_of_a_shared_step_never_falls_below_a_share_of_the_pure_one() -> None:
+    assert traffic.mixed_times(np.array([[8.0, 8.0]]), np.array([[-3.0, -30.0]])) == pytest.approx(
+        np.array([[5.0, 2.0]])
+    )
+
+
+@pytest.mark.parametrize(("captured", "file"), [(512, "h200-qwen3-4b-eagle3-default.json"), (1024, None)])
+@pytest.mark.parametrize("requests", [16, 64, 128])
+def test_best_length_is_the_one_that_served_best_on_an_h200(
+    captured: int, file: str | None, requests: int
+) -> None:
+    # Closed loops of real steps, prompts of 256 tokens. At 128 requests three drafts each make 512 tokens, as
+    # many as are captured, so that a step with a prompt finds no graph: 12,129 tokens/s against 17,114 with
+    # one draft. With 1,024 captured it is the other way round: 22,310 against 16,753.
+    if file is not None:
+        document = documents.parse((ROOT / "benchmarks" / "results" / "gpu" / file).read_bytes())
+        profile, fingerprint = document.profile, document.fingerprint
+    else:
+        profile, fingerprint = h200.live_profile(), h200.fingerprint()
+    model = costs.CostModel.from_profile(profile, fingerprint)
+    assert model.settings.largest_capture_size == captured
+    found = traffic.expected_goodput(model, h200.acceptance(), Requests.of(256, 500, 8192), 256)
+    rows = json.loads((h200.DATA / "h200-qwen3-4b-eagle3-closed-loop.json").read_text())["rows"]
+    served = {
+        row["draft_length"]: row["output_tok_s"]
+        for row in rows
+        if (row["engine"], row["max_cudagraph_capture_size"], row["open_requests"])
+        == ("table", captured, requests)
+    }
+    assert profile.draft_lengths[int(found[:, requests - 1].argmax())] == max(served, key=lambda k: served[k])
+
+
+def test_pure_steps_alone_would_choose_wrongly_there() -> None:
+    document = documents.parse(
+        (ROOT / "benchmarks" / "results" / "gpu" / "h200-qwen3-4b-eagle3-default.json").read_bytes()
+    )
+    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
+    pure = predictions.goodput(model.step_times(256), h200.acceptance(), document.profile.draft_lengths)
+    assert int(pure[:, 127].argmax()) == 3
+
+
+# Steps that were seen to follow
+
+
+def test_nothing_seen_is_as_expected() -> None:
+    found = by_seen(TIMES, TIMES, Following.none(4, len(BOUNDS)))
+    assert found == pytest.approx(traffic.goodput(TIMES, TIMES, TOKENS, RARE))
+
+
+def test_length_is_worth_what_its_drafts_meet_in_the_next_step() -> None:
+    # Three requests verify two drafts each without a graph. Where 4 are open, every second step has 3.
+    times = TIMES.copy()
+    times[2, 2] = 30.0
+    alone = by_seen(times, times, seen((4, 4, 0, 10_000)))
+    assert int(alone[:, 3].argmax()) == 2
+    found = by_seen(times, times, seen((4, 4, 0, 5_000), (4, 3, 0, 5_000), (3, 4, 0, 5_000)))
+    assert int(found[:, 3].argmax()) == 1
+    # And at 3, whose drafts are verified by 4, two are best although 3 have no graph for them.
+    assert int(found[:, 2].argmax()) == 2
+
+
+def test_loss_is_told_in_tokens_at_the_rate_of_pure_steps() -> None:
+    # All next steps are of 4 requests: 4 · 2.3 tokens in 6 ms, 1.533 a millisecond, is the best rate. Length
+    # 1 keeps 4 · 0.5 fewer and saves 1 ms, so it loses 2 - 1.533 of 9.2 tokens.
+    found = by_seen(TIMES, TIMES, seen((4, 4, 0, 10**9)))
+    loss = (4 * 0.5 - 4 * 2.3 / 6) / (4 * 2.3)
+    assert found[1, 3] / found[2, 3] == pytest.approx(1 - loss, rel=1e-6)
+
+
+def test_drafts_before_a_prompt_are_as_many_as_its_step_has_a_graph_for() -> None:
+    # A prompt that finds no graph at length 2. From 3 requests the next step always has one, from 4 never.
+    mixed = TIMES + np.array([[0.0], [0.0], [25.0]])
+    found = by_seen(TIMES, mixed, seen((3, 4, 256, 5_000), (4, 4, 0, 20_000), (4, 3, 0, 5_000)))
+    assert int(found[:, 2].argmax()) == 1
+    assert int(found[:, 3].argmax()) == 2
+
+
+def test_few_steps_weigh_little() -> None:
+    times = TIMES.copy()
+    times[2, 2] = 30.0
+    expected = traffic.goodput(times, times, TOKENS, RARE)
+    many = by_seen(times, times, seen((4, 3, 0, 10**9)))
+    half = by_seen(times, times, seen((4, 3, 0, int(EXPECTED_STEPS))))
+    assert half[2, 3] == pytest.approx((expected[2, 3] + many[2, 3]) / 2, rel=0.02)
+
+
+def test_next_steps_without_a_price_do_not_count() -> None:
+    times = TIMES.copy()
+    times[2, 2] = np.nan
+    found = by_seen(times, times, seen((4, 3, 0, 1_000), (4, 4, 0, 1_000)))
+    assert np.isnan(found[2, 2])
+    assert np.isfinite(found[:, 3]).all()
+
+
+def test_unusable_cells_are_no_measure_of_the_others() -> None:
+    usable = ALL.copy()
+    usable[2] = False
+    expected = traffic.goodput(TIMES, TIMES, TOKENS, RARE)
+    found = traffic.seen_goodput(expected, TIMES, TIMES, TOKENS, seen((4, 4, 0, 10**9)), usable)
+    assert found[1, 3] == pytest.approx(expected[1, 3])
+
+
+# What is kept of them
+
+
+def test_steps_fade_and_what_is_impossible_is_left_out() -> None:
+    following = seen((4, 4, 0, 100), (0, 4, 0, 9), (4, 5, 0, 9), (9, 4, 0, 9), (4, 4, 0, -5))
+    assert following.pure.sum() == following.pure[3, REACH] == 100
+    later = traffic.observe(following, [], BOUNDS, traffic.HALF_LIFE)
+    assert later.pure[3, REACH] == pytest.approx(50)
+
+
+def test_larger_changes_count_as_the_largest_that_is_told_apart() -> None:
+    following = seen((60, 20, 0, 3), (1, 60, 256, 2), size=64)
+    assert following.pure[59, 0] == 3
+    assert following.mixed[0, 2 * REACH] == 2
+    assert following.prompts[BOUNDS.index(256)] == 2
+
+
+def test_prompts_beyond_the_graphs_are_one() -> None:
+    following = seen((2, 3, 100_000, 1), (2, 3, 768, 1))
+    assert following.prompts[-1] == 2
+    assert BOUNDS[-1] == 768
+
+
+@given(st.integers(1, 3 * 2**20))
+def test_prompt_tokens_are_rounded_up_to_the_next_bound(tokens: int) -> None:
+    bounds = traffic.prompt_bounds(2**22)
+    assert traffic.rounded_up(tokens) == next(bound for bound in bounds if bound >= tokens)
+
+
+steps = st.builds(
+    NextSteps, st.integers(-1, 12), st.integers(-1, 12), st.integers(-5, 2_000), st.integers(-1, 10**12)
+)
+
+
+@given(
+    arrays.arrays(np.float64, (3, 8), elements=st.floats(0.05, 1e4) | st.just(math.nan)),
+    arrays.arrays(np.float64, (3, 8), elements=st.floats(-40.0, 40.0)),
+    arrays.arrays(np.bool_, (3, 8)),
+    st.lists(steps, max_size=20),
+)
+def test_goodput_is_sound_whatever_was_seen(
+    times: costs.Floats, more: costs.Floats, usable: np.ndarray, found: list[NextSteps]
+) -> None:
+    mixed = traffic.mixed_times(times, more)
+    expected = traffic.goodput(times, mixed, TOKENS, Requests(256, 200.0))
+    following = traffic.observe(Following.none(8, len(BOUNDS)), found, BOUNDS, 0.0)
+    told = traffic.seen_goodput(expected, times, mixed, TOKENS, following, usable)
+    assert (np.isfinite(told) == np.isfinite(times)).all()
+    assert (told[np.isfinite(told)] > 0).all()
+
+
+def test_table_of_the_default_sizes_leaves_room_for_prompts() -> None:
+    document = documents.parse(
+        (ROOT / "benchmarks" / "results" / "gpu" / "h200-qwen3-4b-eagle3-default.json").read_bytes()
+    )
+    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
+    found = traffic.expected_goodput(model, document.acceptance, Requests.of(256, 500, 8192), 256)
+    lookup = tables.lookup(tables.compute(found, document.profile.draft_lengths, documents.Control()), 256)
+    settings = model.settings
+    for size in (80, 100, 120):
+        kind = graphs.dispatch(settings, size - 1, lookup[size], 256).kind
+        assert kind is not documents.Graph.NONE
