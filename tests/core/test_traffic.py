@@ -16,10 +16,11 @@ from tabletune import costs, documents, graphs, predictions, tables, traffic
 from tabletune.traffic import EXPECTED_STEPS, REACH, Following, NextSteps, Requests
 from tests.core import h200
 
-ROOT = Path(__file__).parents[2]
+DEFAULT = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu" / "h200-qwen3-4b-eagle3-default.json"
 BOUNDS = traffic.prompt_bounds(512)
 TOKENS = np.array([1.0, 1.8, 2.3])
 TIMES = np.array([[4.0, 4.0, 4.0, 4.0], [5.0, 5.0, 5.0, 5.0], [6.0, 6.0, 6.0, 6.0]])
+USUAL = Requests.of(256, 500, 8192)
 RARE = Requests(256, 1e12)
 """Requests whose outputs never end, so that no prompt is expected."""
 ALL = np.ones(TIMES.shape, dtype=bool)
@@ -65,39 +66,49 @@ def test_time_of_a_shared_step_never_falls_below_a_share_of_the_pure_one() -> No
     )
 
 
-@pytest.mark.parametrize(("captured", "file"), [(512, "h200-qwen3-4b-eagle3-default.json"), (1024, None)])
-@pytest.mark.parametrize("requests", [16, 64, 128])
-def test_best_length_is_the_one_that_served_best_on_an_h200(
-    captured: int, file: str | None, requests: int
-) -> None:
-    # Closed loops of real steps, prompts of 256 tokens. At 128 requests three drafts each make 512 tokens, as
-    # many as are captured, so that a step with a prompt finds no graph: 12,129 tokens/s against 17,114 with
-    # one draft. With 1,024 captured it is the other way round: 22,310 against 16,753.
-    if file is not None:
-        document = documents.parse((ROOT / "benchmarks" / "results" / "gpu" / file).read_bytes())
-        profile, fingerprint = document.profile, document.fingerprint
-    else:
-        profile, fingerprint = h200.live_profile(), h200.fingerprint()
-    model = costs.CostModel.from_profile(profile, fingerprint)
-    assert model.settings.largest_capture_size == captured
-    found = traffic.expected_goodput(model, h200.acceptance(), Requests.of(256, 500, 8192), 256)
+def served(captured: int, requests: int) -> dict[int, float]:
+    """Tokens per second by length in closed loops on an H200: prompts of 256 tokens, outputs of 500."""
     rows = json.loads((h200.DATA / "h200-qwen3-4b-eagle3-closed-loop.json").read_text())["rows"]
-    served = {
+    loop = ("table", captured, requests)
+    return {
         row["draft_length"]: row["output_tok_s"]
         for row in rows
-        if (row["engine"], row["max_cudagraph_capture_size"], row["open_requests"])
-        == ("table", captured, requests)
+        if (row["engine"], row["max_cudagraph_capture_size"], row["open_requests"]) == loop
     }
-    assert profile.draft_lengths[int(found[:, requests - 1].argmax())] == max(served, key=lambda k: served[k])
 
 
-def test_pure_steps_alone_would_choose_wrongly_there() -> None:
-    document = documents.parse(
-        (ROOT / "benchmarks" / "results" / "gpu" / "h200-qwen3-4b-eagle3-default.json").read_bytes()
-    )
-    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
-    pure = predictions.goodput(model.step_times(256), h200.acceptance(), document.profile.draft_lengths)
-    assert int(pure[:, 127].argmax()) == 3
+def engine(captured: int) -> costs.CostModel:
+    """The profile of such an engine."""
+    if captured == 512:
+        document = documents.parse(DEFAULT.read_bytes())
+        model = costs.CostModel.from_profile(document.profile, document.fingerprint)
+    else:
+        model = costs.CostModel.from_profile(h200.live_profile(), h200.fingerprint())
+    assert model.settings.largest_capture_size == captured
+    return model
+
+
+@pytest.mark.parametrize("captured", [512, 1024])
+@pytest.mark.parametrize("requests", [16, 64, 128])
+def test_best_length_is_the_one_that_served_best_on_an_h200(captured: int, requests: int) -> None:
+    # At 128 requests three drafts each make 512 tokens, as many as are captured, so that a step with a prompt
+    # finds no graph: 12,129 tokens/s against 17,114 with one draft. With 1,024 captured it is the other way
+    # round: 22,310 against 16,753.
+    found = traffic.expected_goodput(engine(captured), h200.acceptance(), USUAL, 256)
+    loop = served(captured, requests)
+    assert int(found[:, requests - 1].argmax()) == max(loop, key=lambda length: loop[length])
+
+
+@pytest.mark.parametrize(("requests", "with_prompts", "without"), [(128, 1.0, 0.71), (224, 0.85, 0.71)])
+def test_prompts_are_worth_a_seventh_and_more_where_they_leave_no_graph(
+    requests: int, with_prompts: float, without: float
+) -> None:
+    model, loop = engine(512), served(512, requests)
+    priced = traffic.expected_goodput(model, h200.acceptance(), USUAL, 256)
+    pure = predictions.goodput(model.step_times(256), h200.acceptance(), model.draft_lengths)
+    for goodput, share in ((priced, with_prompts), (pure, without)):
+        chosen = int(goodput[:, requests - 1].argmax())
+        assert loop[chosen] / max(loop.values()) == pytest.approx(share, abs=0.006)
 
 
 # Steps that were seen to follow
@@ -212,14 +223,10 @@ def test_goodput_is_sound_whatever_was_seen(
     assert (told[np.isfinite(told)] > 0).all()
 
 
-def test_table_of_the_default_sizes_leaves_room_for_prompts() -> None:
-    document = documents.parse(
-        (ROOT / "benchmarks" / "results" / "gpu" / "h200-qwen3-4b-eagle3-default.json").read_bytes()
-    )
-    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
-    found = traffic.expected_goodput(model, document.acceptance, Requests.of(256, 500, 8192), 256)
-    lookup = tables.lookup(tables.compute(found, document.profile.draft_lengths, documents.Control()), 256)
-    settings = model.settings
+def test_table_leaves_room_for_prompts() -> None:
+    model = engine(512)
+    found = traffic.expected_goodput(model, h200.acceptance(), USUAL, 256)
+    lookup = tables.lookup(tables.compute(found, model.draft_lengths, documents.Control()), 256)
     for size in (80, 100, 120):
-        kind = graphs.dispatch(settings, size - 1, lookup[size], 256).kind
+        kind = graphs.dispatch(model.settings, size - 1, lookup[size], 256).kind
         assert kind is not documents.Graph.NONE
