@@ -132,10 +132,11 @@ class RunningProfile:
                 return told
         pytest.fail(f"No event {event} {content} came:\n{''.join(self._lines)}")
 
-    def wait_for_warning(self, text: str) -> None:
-        """Read on until a warning says ``text``."""
-        while text not in self.wait_for("warning")["message"]:
+    def wait_for_warning(self, text: str) -> str:
+        """Read on until a warning says ``text``, and return it."""
+        while text not in (message := str(self.wait_for("warning")["message"])):
             pass
+        return message
 
     def finish(self) -> Finished:
         """Read on to the end."""
