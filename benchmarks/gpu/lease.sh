@@ -13,13 +13,14 @@
 # their ids, never by a word of their command: that word is in this call's command, too, and the machine was lost by it.
 set -euo pipefail
 shopt -s nullglob
+exec </dev/null
 here=$(cd "$(dirname "$0")" && pwd)
 lease=${LEASE:-/root/lease}
 results=$lease/results
 python=${PYTHON:-python3}
 FILE_MB=15   # of a file of results that may come back
 CALL_MIB=62  # of working tree and part together that a call may carry
-ENDING_SECONDS=25
+ENDING_SECONDS=${ENDING_SECONDS:-25}
 
 pack() { # FOLDER
   local work root tree limit count

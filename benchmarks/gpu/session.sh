@@ -33,10 +33,11 @@ serving() {
   local options=()
   while [ "$1" != -- ]; do options+=("$1"); shift; done
   "$python" "$here/serve.py" --plan "$here/plans/$plan.yaml" --document "$document" --output "$out" --name "$name" \
-    --together "${ENGINES:-7}" "${options[@]}" "$@" >"$out/$name.log" 2>&1 &
+    --together "${ENGINES:-8}" "${options[@]}" "$@" >"$out/$name.log" 2>&1 &
   echo $! >"$out/$name.pid"
   wait $!
-  echo "$(date +%T) $name ended with $?" >>"$out/lane-$lane.log"
+  local code=$?
+  echo "$(date +%T) $name ended with $code" >>"$out/lane-$lane.log"
   # Here and not in serve.py: others have their turn after one that was killed, too.
   rm "$out/$name.pid"
   touch "$out/$name.started" "$out/$name.ended"
@@ -49,7 +50,8 @@ profiling() {
   local began=$SECONDS
   "$python" -c 'from tabletune_profiler.main import run; run()' profile --output "$out/$name-document.json" --plot -- \
     "$@" >"$out/$name-profile.log" 2>&1
-  echo "$(date +%T) profile of $name ended with $? after $((SECONDS - began)) s" >>"$out/lane-$lane.log"
+  local code=$?
+  echo "$(date +%T) profile of $name ended with $code after $((SECONDS - began)) s" >>"$out/lane-$lane.log"
 }
 
 synthetic() { # METHOD MODEL-OR-EMPTY LENGTH RATES
@@ -93,13 +95,15 @@ case $lane in
       # While the others start.
       "$python" "$here/real.py" "$small" "$results/gpu/serving/draft-model-document.json" >"$out/real.log" 2>&1
       serving real-draft real "$small/other-times.json" --after eagle3-default --seconds 150 --prompts "$small/prompts.jsonl" -- \
-        "${real[@]}" "${advised[@]}" --speculative-config "$drafting}" $(gib 10) &
+        "${real[@]}" "${advised[@]}" --speculative-config "$drafting}" $(gib 8) &
       serving real-adaptive-verification real-fixed "$small/other-times.json" --plain --after real-draft --prompts "$small/prompts.jsonl" -- \
-        "${real[@]}" "${advised[@]}" --speculative-config "$drafting,\"enable_adaptive_verification\":true}" $(gib 10) &
+        "${real[@]}" "${advised[@]}" --speculative-config "$drafting,\"enable_adaptive_verification\":true}" $(gib 8) &
       wait
     } &
+    serving eagle3-full full "$document" --after real-adaptive-verification -- \
+      "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) --compilation-config '{"cudagraph_mode":"FULL"}' &
     # Ends with bursts, which may kill it.
-    serving eagle3-more more "$document" --after real-adaptive-verification -- \
+    serving eagle3-more more "$document" --after eagle3-full -- \
       "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) &
     ;;
   dry)

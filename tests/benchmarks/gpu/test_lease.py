@@ -1,0 +1,93 @@
+"""A lease's calls: what they carry, end and bring back. Processes of a line each stand in for engines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "benchmarks" / "gpu" / "lease.sh"
+
+LANE = """
+echo $$ >lane-0.pid
+bash -c 'trap "echo written >obeying.json; exit" TERM; touch obeying.ready; while :; do sleep 0.1; done' &
+echo $! >obeying.pid
+bash -c 'trap "" TERM; touch deaf.ready; while :; do sleep 0.1; done' &
+echo $! >deaf.pid
+wait
+"""
+
+
+@pytest.fixture
+def lease(tmp_path: Path) -> Path:
+    (tmp_path / "results").mkdir()
+    return tmp_path
+
+
+def call(lease: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"LEASE": str(lease), "OUT": str(lease / "out"), "ENDING_SECONDS": "2"}
+    return subprocess.run(
+        ["bash", SCRIPT, *arguments], env=env, capture_output=True, text=True, check=True, timeout=300
+    )
+
+
+def unpacked(lease: Path) -> dict[str, bytes]:
+    call(lease, "unpack", lease / "out", lease / "home")
+    return {path.name: path.read_bytes() for path in (lease / "home").iterdir()}
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_parts_are_kept_in_the_order_in_which_they_come(lease: Path) -> None:
+    for word in ("one ", "two ", "three"):
+        (lease / "part").write_text(word)
+        call(lease, "take", lease / "part")
+    assert "".join(path.read_text() for path in sorted((lease / "parts").iterdir())) == "one two three"
+
+
+def test_results_come_home_in_files_that_are_small_enough(lease: Path) -> None:
+    large = os.urandom(20_000_000)
+    (lease / "results" / "steps.npz").write_bytes(large)
+    (lease / "results" / "picture.svg").write_text("none asked for it")
+    call(lease, "poll", "0")
+    sizes = [path.stat().st_size for path in (lease / "out").iterdir()]
+    assert len(sizes) == 2
+    assert max(sizes) <= 16 << 20
+    assert unpacked(lease) == {"steps.npz": large}
+
+
+def test_waits_no_longer_than_lanes_run(lease: Path) -> None:
+    for file in ("lane-0.pid", "lane-0.ended"):
+        (lease / "results" / file).touch()
+    began = time.monotonic()
+    call(lease, "poll", "30")
+    assert time.monotonic() - began < 10
+
+
+def test_engines_are_told_to_write_and_those_that_do_not_listen_are_ended(lease: Path) -> None:
+    results = lease / "results"
+    lane = subprocess.Popen(["bash", "-c", LANE], cwd=results, start_new_session=True)
+    deadline = time.monotonic() + 20
+    while len(list(results.glob("*.ready"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    pids = [int((results / f"{name}.pid").read_text()) for name in ("obeying", "deaf")]
+    assert all(alive(pid) for pid in pids)
+    call(lease, "finish", "0")
+    lane.wait(timeout=5)
+    assert not any(alive(pid) for pid in pids)
+    assert unpacked(lease)["obeying.json"] == b"written\n"
+
+
+def test_what_it_can_do_is_told() -> None:
+    ran = subprocess.run(["bash", SCRIPT], capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert all(
+        f"lease.sh {name}" in ran.stderr for name in ("pack", "take", "start", "poll", "finish", "unpack")
+    )
