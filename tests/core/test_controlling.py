@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -543,18 +542,3 @@ def test_equal_windows_make_equal_outcomes() -> None:
         serving.serve(8, PROSE, true={2: 9.0}, windows=20)
     assert one.lookup == other.lookup
     np.testing.assert_array_equal(one.state.correction.step_times_ms, other.state.correction.step_times_ms)
-
-
-def test_window_takes_milliseconds_at_256_batch_sizes_and_4_lengths() -> None:
-    # It holds the interpreter of the serving process. Measured: 1 to 2 ms; the limit leaves room for a busy
-    # machine.
-    serving = Serving(plan(h200_document(2), size=256))
-    cells = tuple(StepTimes(size, 2, (5.0 + size / 20,) * 10) for size in range(1, 65))
-    window = Window(1.0, counted(5_000.0, CODE), cells)
-    serving.advance(window, windows=3)
-    taken = []
-    for _ in range(20):
-        started = time.process_time()
-        serving.advance(window)
-        taken.append(time.process_time() - started)
-    assert sorted(taken)[len(taken) // 2] < 0.010
