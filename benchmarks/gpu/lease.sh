@@ -23,7 +23,8 @@ CALL_MIB=62  # of working tree and part together that a call may carry
 ENDING_SECONDS=${ENDING_SECONDS:-25}
 
 pack() { # FOLDER
-  local work root tree limit count
+  local root tree limit count
+  # Not local: it is removed when the script ends, and with it the function.
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   local platforms=()

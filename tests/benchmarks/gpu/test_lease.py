@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -91,3 +93,51 @@ def test_what_it_can_do_is_told() -> None:
     assert all(
         f"lease.sh {name}" in ran.stderr for name in ("pack", "take", "start", "poll", "finish", "unpack")
     )
+
+
+LISTENER = """#!/bin/bash
+case $1 in
+*/serve.py)
+  printf '%s\\0' "$@" >"$(mktemp -p "$CALLS")"
+  ;;
+*/real.py) ;;
+*) exec PYTHON "$@" ;;
+esac
+"""
+
+
+def commands(folder: Path, lane: str) -> list[list[str]]:
+    """The commands of a lane's engines, from a lane whose Python writes them down."""
+    calls, python = folder / "calls", folder / "python"
+    calls.mkdir()
+    python.write_text(LISTENER.replace("PYTHON", sys.executable))
+    python.chmod(0o755)
+    env = os.environ | {"PYTHON": str(python), "CALLS": str(calls)}
+    script = ROOT / "benchmarks" / "gpu" / "session.sh"
+    subprocess.run(["bash", script, lane, folder / "results"], env=env, check=True, timeout=300)
+    return [path.read_text().rstrip("\0").split("\0") for path in calls.iterdir()]
+
+
+@pytest.mark.parametrize(("lane", "engines"), [("0", 3), ("1", 5)])
+def test_engines_of_a_lane_get_what_there_is(lease: Path, lane: str, engines: int) -> None:
+    found = commands(lease, lane)
+    assert len(found) == engines
+    for command in found:
+        own, serve = command[: command.index("--")], command[command.index("--") + 1 :]
+        assert Path(own[own.index("--plan") + 1]).is_file()
+        document = Path(own[own.index("--document") + 1])
+        assert document.is_file() or document.name == "other-times.json"
+        speculation = json.loads(serve[serve.index("--speculative-config") + 1])
+        assert speculation["num_speculative_tokens"] == 3
+        assert serve[0].startswith("/root/")
+        assert int(serve[serve.index("--kv-cache-memory-bytes") + 1]) >= 8 << 30
+    ended = {path.name for path in (lease / "results").glob("*.ended")}
+    assert len(ended) == engines + 1
+
+
+def test_second_day_has_the_arguments_of_the_first(lease: Path) -> None:
+    first = json.loads((ROOT / "benchmarks/results/gpu/serving/eagle3-advised.json").read_text())
+    named = {command[command.index("--name") + 1]: command for command in commands(lease, "0")}
+    again = named["eagle3-advised"]
+    assert again[again.index("--") + 1 :] == first["serve"]
+    assert Path(again[again.index("--document") + 1]).name == first["document"]
