@@ -6,7 +6,7 @@ profile cannot be had to order. Here times come from a measured grid, and all el
 trip over is modelled after what was measured:
 
 - the length drafted in a step is verified in the next; what a step costs depends on what it verifies;
-- a new request's prompt shares a step, which then takes 12 ms more (ENGINE.md 1), and has no draft yet; it
+- a new request's prompt shares a step, which then finds another graph (ENGINE.md 1), and has no draft yet; it
   comes a step after the request whose place it takes has ended, so that a batch size seldom stays;
 - step times vary by 2.5%, drift together by 3% over a minute or so, and 1% of them take 1.5 to 4 times as
   long (ENGINE.md 6);
@@ -24,7 +24,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tabletune import controlling, estimating
+from tabletune import controlling, estimating, traffic
 from tabletune_plugin.engine.steps import DROPPED_STEPS, QUIET_ROW
 from tabletune_plugin.tallying import MOST_CHANGES, MOST_TIMES, STEPS_AFTER_CHANGE
 
@@ -96,8 +96,10 @@ class Machine:
     draft_lengths: tuple[int, ...]
     step_times_ms: Floats
     """``(lengths, batch sizes)``, milliseconds of pure steps."""
-    prompt_ms: float = 12.0
-    """What prompts add to a step that they share, milliseconds."""
+    prompt_ms: Floats
+    """What prompts add to a step that they share, milliseconds, in the shape of ``step_times_ms``."""
+    prompt_tokens: int = 256
+    """How long prompts are."""
     noise: Noise = field(default_factory=Noise)
     slowness: tuple[Slowness, ...] = ()
     stalls: tuple[tuple[int, int], ...] = ()
@@ -142,11 +144,10 @@ class Result:
     """Tokens that the same steps keep on average."""
     expected_seconds: Floats
     """Seconds that the same steps take without their noise; drift and slowness stay."""
-    usual_tokens: Floats
-    """Tokens that steps of the same batch sizes and lengths keep if prompts share as many of them as they do
-    on average (:func:`usual`)."""
-    usual_seconds: Floats
-    """Seconds that these take."""
+    prompts: Floats
+    """Requests that began."""
+    prompt_seconds: Floats
+    """Of the expected seconds, those that their prompts added."""
     request_seconds: Floats
     """Of these, seconds that requests spent in the engine, all together, queueing included."""
     steps: Floats
@@ -159,16 +160,23 @@ class Result:
     """Tokens that open requests still ask for at the end."""
     overshoot: int
     """Tokens kept beyond what the finished requests asked for: their last step's."""
+    tokens_per_request: float = 0.0
+    """Closed loop: what a request gets on average, its last step's overshoot included."""
 
     def throughput(self, start: float = 0.0, end: float = math.inf) -> float:
         """Return tokens per busy second of the windows that begin in ``[start, end)``.
 
-        Tokens and times are the expected ones of the steps that were taken, the share of steps with prompts
-        included: the choice of lengths is what is compared, and luck would hide 1% of it. In an open loop
-        prompts count as they came.
+        Tokens and times are the expected ones of the steps that were taken: the choice of lengths is what is
+        compared, and luck would hide 1% of it. In a closed loop, with as many prompts as the tokens call for,
+        one in as many as a request gets. In an open loop prompts count as they came.
         """
         inside = self._inside(start, end)
-        return float(self.usual_tokens[inside].sum() / self.usual_seconds[inside].sum())
+        tokens, seconds = self.expected_tokens[inside].sum(), self.expected_seconds[inside].sum()
+        prompts = self.prompts[inside].sum()
+        if self.tokens_per_request and prompts:
+            lacking = tokens / self.tokens_per_request - prompts
+            seconds += lacking * self.prompt_seconds[inside].sum() / prompts
+        return float(tokens / seconds)
 
     def served(self, start: float = 0.0, end: float = math.inf) -> float:
         """Return tokens per busy second with the steps that prompts shared as they came.
@@ -212,11 +220,16 @@ class Tally:
         self.proposed = self.not_proposed = 0
         self.times: dict[tuple[int, int], list[float]] = {}
         self.changes: list[tuple[int, int, int, list[float]]] = []
+        self.next_steps: dict[tuple[int, int, int], int] = {}
         self.steps = self.kept = 0
         self.watched = None
 
-    def add(self, batch_size: int, verified: int, following: int, time_ms: float, pure: bool) -> None:
+    def add(self, batch_size: int, verified: int, following: int, time_ms: float, prompt_tokens: int) -> None:
         """Take one step's time: ``verified`` is its length, ``following`` the next step's."""
+        pure = not prompt_tokens
+        if self.batch_size > 0:
+            kind = (self.batch_size, batch_size, traffic.rounded_up(prompt_tokens) if prompt_tokens else 0)
+            self.next_steps[kind] = self.next_steps.get(kind, 0) + 1
         if not pure:
             self.row = 0
         else:
@@ -266,26 +279,12 @@ class Tally:
                 for before, after, size, times in self.changes
                 if times
             ),
+            next_steps=tuple(traffic.NextSteps(*kind, count) for kind, count in self.next_steps.items()),
             steps=self.steps,
             kept_tokens=self.kept,
         )
         self.fresh()
         return window
-
-
-def usual(
-    workload: Workload, batch_size: int, reach: float, step_ms: float, prompt_ms: float
-) -> tuple[float, float]:
-    """Return tokens and milliseconds of a closed loop's average step, mixed steps included.
-
-    ``reach``: accepted guesses expected of a request that has a draft. With n new requests a step, as many as
-    end in one, ``B + (B - n) · reach`` tokens are kept; some step has a prompt with the probability
-    ``1 - exp(-n)``, since requests end independently of each other once their starts have spread.
-    """
-    # The last step of a request keeps more than was asked for, half of what it keeps beyond one on average.
-    output = sum(workload.output_tokens) / 2 + reach / 2
-    tokens = batch_size * (1 + reach) / (1 + reach / output)
-    return tokens, step_ms + prompt_ms * -math.expm1(-tokens / output)
 
 
 def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, seed: int) -> Result:
@@ -301,6 +300,7 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
     hiccups = sorted(machine.noise.hiccups)
     rows = {length: row for row, length in enumerate(machine.draft_lengths)}
     times, size_limit = machine.step_times_ms.tolist(), machine.max_batch_size
+    prompts = machine.prompt_ms.tolist()
     positions = machine.draft_lengths[-1]
     tally = Tally(positions, machine.spans)
     driver.second(tally.take(0.0), 0.0)
@@ -312,7 +312,7 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
     stalled = vacant = 0
     records: list[tuple[float, ...]] = []
     tokens = steps = 0
-    busy = expected_tokens = expected_seconds = request_seconds = usual_tokens = usual_seconds = 0.0
+    busy = expected_tokens = expected_seconds = request_seconds = prompts_begun = prompt_seconds = 0.0
     next_check = 0.0
     while now < seconds:
         if now >= next_check:
@@ -343,7 +343,9 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
         batch_size = len(remaining)
         # The step.
         pure = new == 0
-        time_ms = times[rows[verified]][batch_size - 1] if batch_size > new else times[0][batch_size - 1]
+        # Where all are new, none has a draft.
+        row = rows[verified] if batch_size > new else 0
+        time_ms, prompt_ms = times[row][batch_size - 1], prompts[row][batch_size - 1]
         time_ms *= drift[int(now)]
         for slow in machine.slowness:
             if slow.start <= now < slow.end:
@@ -351,9 +353,8 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
         if stalled:
             stalled -= 1
             time_ms *= 3.0
-        pure_ms = time_ms
-        expected_ms = time_ms + (0.0 if pure else machine.prompt_ms)
-        time_ms = time_ms * next(noise) + (0.0 if pure else machine.prompt_ms)
+        expected_ms = time_ms + (0.0 if pure else prompt_ms)
+        time_ms = time_ms * next(noise) + (0.0 if pure else prompt_ms)
         if hiccups and now >= hiccups[0][0]:
             time_ms += hiccups.pop(0)[1] * 1e3
         following = driver.length(batch_size, last_ms)
@@ -380,29 +381,22 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
         remaining -= 1
         tally.kept += kept_tokens
         tally.steps += 1
-        tally.add(batch_size, verified, following, time_ms, pure)
+        tally.add(batch_size, verified, following, time_ms, 0 if pure else machine.prompt_tokens)
         driver.see(batch_size, verified, kept_tokens, time_ms, pure)
         if np.minimum.reduce(remaining) <= 0:
             ended = remaining <= 0
             overshoot -= int(remaining[ended].sum())
             finished += int(ended.sum())
             remaining = remaining[~ended]
+        # Those with which a closed loop begins were open before, as it were.
+        if new and now:
+            prompts_begun += new
+            prompt_seconds += prompt_ms / 1e3
         now += time_ms / 1e3
         tokens += kept_tokens
         busy += time_ms / 1e3
         step_tokens = batch_size + old * rate * reach[verified]
         expected_tokens += step_tokens
-        if workload.open_requests:
-            if not old:
-                # All are new, in the first step mostly: it would verify drafts in others.
-                pure_ms *= times[rows[verified]][batch_size - 1] / times[0][batch_size - 1]
-            step_tokens, own_ms = usual(
-                workload, batch_size, rate * reach[verified], pure_ms, machine.prompt_ms
-            )
-            usual_seconds += own_ms / 1e3
-        else:
-            usual_seconds += expected_ms / 1e3
-        usual_tokens += step_tokens
         expected_seconds += expected_ms / 1e3
         request_seconds += (batch_size + len(waiting)) * expected_ms / 1e3
         steps += 1
@@ -410,13 +404,13 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
         if now - window_start >= 1.0:
             driver.second(tally.take(now - window_start), now)
             sums = (tokens, busy, expected_tokens, expected_seconds, request_seconds, steps)
-            records.append((now, *sums, usual_tokens, usual_seconds))
+            records.append((now, *sums, prompts_begun, prompt_seconds))
             window_start = now
             tokens = steps = 0
-            busy = expected_tokens = expected_seconds = request_seconds = usual_tokens = usual_seconds = 0.0
+            busy = expected_tokens = expected_seconds = request_seconds = prompts_begun = prompt_seconds = 0.0
     if steps:
         sums = (tokens, busy, expected_tokens, expected_seconds, request_seconds, steps)
-        records.append((now, *sums, usual_tokens, usual_seconds))
+        records.append((now, *sums, prompts_begun, prompt_seconds))
     columns = np.array(records, dtype=np.float64).T
     return Result(
         ends=columns[0],
@@ -424,14 +418,17 @@ def run(machine: Machine, workload: Workload, driver: Driver, seconds: float, se
         seconds=columns[2],
         expected_tokens=columns[3],
         expected_seconds=columns[4],
-        usual_tokens=columns[7],
-        usual_seconds=columns[8],
+        prompts=columns[7],
+        prompt_seconds=columns[8],
         request_seconds=columns[5],
         steps=columns[6],
         finished=finished,
         admitted_tokens=admitted,
         left_tokens=int(remaining.sum()),
         overshoot=overshoot,
+        tokens_per_request=sum(workload.output_tokens) / 2 + overshoot / finished
+        if workload.open_requests and finished
+        else 0.0,
     )
 
 

@@ -292,7 +292,8 @@ def _plot_loads(rows: Sequence[Row], path: Path) -> Path:
         axis.set_xlabel("open requests")
         axis.set_ylabel("share of the best fixed length")
         low = min(0.9, float(np.floor(20 * min(row["share"]["nightjar-style"] for row in own)) / 20))
-        axis.set_ylim(max(low, 0.6), 1.04)
+        high = max(max(row["share"][name] for name in CONTROLLERS) for row in own)
+        axis.set_ylim(max(low, 0.6), max(1.04, high + 0.02))
     for axis in list(axes.flat)[len(engines) :]:
         axis.remove()
     handles, labels = axes.flat[0].get_legend_handles_labels()

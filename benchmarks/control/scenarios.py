@@ -308,7 +308,8 @@ def stalls(name: str, seeds: Iterable[int]) -> list[Row]:
     """
     survival = (0.6, 0.35, 0.2)
     document = workloads.with_survival(workloads.document(name), survival)
-    world = World(name, replace(workloads.machine(name), stalls=(STALLED_EDGE,), prompt_ms=0.0))
+    machine = workloads.machine(name)
+    world = World(name, replace(machine, stalls=(STALLED_EDGE,), prompt_ms=0 * machine.prompt_ms))
     rows = []
     for seed in seeds:
         workload = Workload(arrivals_per_second=40.0, acceptance=((0.0, survival, 1.0),))

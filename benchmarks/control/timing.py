@@ -21,7 +21,7 @@ import machines  # noqa: E402
 import numpy as np  # noqa: E402
 from control import workloads  # noqa: E402
 
-from tabletune import controlling, estimating  # noqa: E402
+from tabletune import controlling, estimating, traffic  # noqa: E402
 
 WINDOWS = 200
 GOAL_MS = 5.0
@@ -59,7 +59,12 @@ def timed(cells: int) -> dict[str, float]:
             controlling.StepTimes(size, state.lookup[size], tuple(chance.gauss(5.0, 0.1) for _ in range(20)))
             for size in range(1, cells + 1)
         )
-        window = controlling.Window(1.0, counts, times)
+        next_steps = tuple(
+            traffic.NextSteps(size, min(max(size + change, 1), 256), 256 * (change > 0), 20)
+            for size in range(1, cells + 1)
+            for change in (-2, -1, 0, 1)
+        )
+        window = controlling.Window(1.0, counts, times, next_steps=next_steps)
         started = time.process_time()
         state, _ = controlling.advance(plan, state, window)
         taken.append((time.process_time() - started) * 1e3)

@@ -22,7 +22,8 @@ from tests.plugin import engines
 
 SURVIVAL = (0.76, 0.56, 0.42)
 TIMES = np.array([[4.0 + length * 0.4 + size / 20 for size in range(1, 65)] for length in range(4)])
-QUIET = Machine((0, 1, 2, 3), TIMES, prompt_ms=0.0, noise=Noise.none())
+QUIET = Machine((0, 1, 2, 3), TIMES, prompt_ms=np.zeros_like(TIMES), noise=Noise.none())
+PROMPTS = np.full_like(TIMES, 12.0)
 
 
 def fixed(length: int) -> controllers.Lookup:
@@ -45,18 +46,21 @@ def test_constant_length_keeps_b_times_e_over_t(length: int, requests: int) -> N
 
 
 @pytest.mark.parametrize(("requests", "length"), [(1, 3), (16, 0), (64, 2)])
-def test_usual_steps_are_the_mean_of_those_served(requests: int, length: int) -> None:
-    # Half of the steps of 64 requests are shared with a prompt; which ones is luck, how many is not.
-    machine = replace(QUIET, prompt_ms=12.0)
-    found = [engine.run(machine, closed(requests), fixed(length), 60.0, seed) for seed in range(4)]
-    served = np.mean([result.served(10.0) for result in found])
-    usual = [result.throughput(10.0) for result in found]
-    assert np.mean(usual) == pytest.approx(served, rel=0.006)
-    assert np.ptp(usual) < 1e-3 * np.mean(usual)
+def test_throughput_is_what_is_served_without_the_luck_of_how_many_prompts_came(
+    requests: int, length: int
+) -> None:
+    machine = replace(QUIET, prompt_ms=PROMPTS)
+    found = [engine.run(machine, closed(requests), fixed(length), 60.0, seed) for seed in range(6)]
+    served = [result.served(10.0) for result in found]
+    evened = [result.throughput(10.0) for result in found]
+    assert np.mean(evened) == pytest.approx(np.mean(served), rel=0.006)
+    assert np.std(evened) < 0.8 * np.std(served)
 
 
 def test_open_loop_counts_prompts_as_they_came() -> None:
-    found = engine.run(replace(QUIET, prompt_ms=12.0), Workload(arrivals_per_second=5.0), fixed(3), 20.0, 3)
+    found = engine.run(
+        replace(QUIET, prompt_ms=PROMPTS), Workload(arrivals_per_second=5.0), fixed(3), 20.0, 3
+    )
     assert found.throughput() == found.served()
 
 
@@ -67,7 +71,7 @@ def test_tokens_are_conserved() -> None:
 
 
 def test_time_is_conserved() -> None:
-    found = engine.run(replace(QUIET, prompt_ms=12.0, noise=Noise()), closed(16), fixed(3), 20.0, seed=2)
+    found = engine.run(replace(QUIET, prompt_ms=PROMPTS, noise=Noise()), closed(16), fixed(3), 20.0, seed=2)
     assert found.seconds.sum() == pytest.approx(found.ends[-1])
     assert 20.0 <= found.ends[-1] < 20.2
 
@@ -82,7 +86,7 @@ def test_open_loop_serves_what_arrives() -> None:
 
 def test_prompts_cost_their_time_once_a_step() -> None:
     without = engine.run(QUIET, closed(16), fixed(0), 30.0, seed=4)
-    found = engine.run(replace(QUIET, prompt_ms=12.0), closed(16), fixed(0), 30.0, seed=4)
+    found = engine.run(replace(QUIET, prompt_ms=PROMPTS), closed(16), fixed(0), 30.0, seed=4)
     step_ms = float(TIMES[0, 15])
     # A request of 500 tokens on average: 16 in 500 steps start with a prompt.
     expected = step_ms / (step_ms + 12.0 * 16 / 500)
@@ -128,15 +132,15 @@ def test_tally_counts_drafts_by_position() -> None:
 
 def test_tally_times_quiet_steps_of_a_settled_length_only() -> None:
     tally = Tally(3)
-    # Batch size, verified length, next length, time, pure.
-    steps = [(8, 0, 0, 4.0, True)] * 8 + [(8, 0, 2, 4.0, True)] + [(8, 2, 2, 5.0, True)] * 8
+    # Batch size, verified length, next length, time, prompt tokens.
+    steps = [(8, 0, 0, 4.0, 0)] * 8 + [(8, 0, 2, 4.0, 0)] + [(8, 2, 2, 5.0, 0)] * 8
     for step in steps:
         tally.add(*step)
     found = {(own.batch_size, own.draft_length): len(own.times_ms) for own in tally.take(1.0).step_times}
     # Of length 0 the third to the eighth step. The ninth is of no age, since its drafts are of length 2; of
     # that the third to the seventh, since no step came after the eighth.
     assert found == {(8, 0): 6, (8, 2): 5}
-    for step in [(8, 2, 2, 5.0, True), (8, 2, 2, 5.0, False), (8, 2, 2, 5.0, True), (8, 2, 2, 5.0, True)]:
+    for step in [(8, 2, 2, 5.0, 0), (8, 2, 2, 5.0, 256), (8, 2, 2, 5.0, 0), (8, 2, 2, 5.0, 0)]:
         tally.add(*step)
     found = {(own.batch_size, own.draft_length): len(own.times_ms) for own in tally.take(1.0).step_times}
     assert found == {(8, 2): 1}
@@ -145,10 +149,10 @@ def test_tally_times_quiet_steps_of_a_settled_length_only() -> None:
 def test_tally_watches_eight_steps_after_a_change_mixed_ones_included() -> None:
     # A stall passes in steps that prompts share, too: watching on would outvote it with good steps.
     tally = Tally(3)
-    tally.add(8, 3, 3, 5.0, True)
-    tally.add(8, 3, 2, 5.0, True)
+    tally.add(8, 3, 3, 5.0, 0)
+    tally.add(8, 3, 2, 5.0, 0)
     for number in range(12):
-        tally.add(8, 2, 2, 15.0 if number < 8 else 5.0, number % 2 == 0)
+        tally.add(8, 2, 2, 15.0 if number < 8 else 5.0, 256 * (number % 2))
     (change,) = tally.take(1.0).changes
     assert (change.before, change.after, change.times_ms) == (3, 2, (15.0,) * 4)
 
@@ -169,7 +173,7 @@ def tallied(
         pure = settling or bool(chance.random() < 0.95)
         batch_size = batch_size if chance.random() < 0.9 else int(chance.choice(sizes))
         time_ms = float(number)
-        simulated.add(batch_size, verified, following, time_ms, pure)
+        simulated.add(batch_size, verified, following, time_ms, 0 if pure else 7)
         real.add(
             engines.step(
                 number,
@@ -190,6 +194,13 @@ def test_simulated_tally_times_the_steps_that_the_plugin_does(seed: int, spans: 
     simulated, real = tallied((7, 8, 9), seed, spans)
     assert len(real.step_times) > 6
     assert simulated.step_times == real.step_times
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_simulated_tally_counts_the_next_steps_that_the_plugin_does(seed: int) -> None:
+    simulated, real = tallied((7, 8, 9), seed)
+    assert len(real.next_steps) > 6
+    assert set(simulated.next_steps) == set(real.next_steps)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -219,6 +230,15 @@ def test_controllers_find_the_best_length_of_a_right_profile(name: str) -> None:
     driver = drivers[name]
     best = max(found.throughput() for found in world.fixed(closed(8), 10.0, 1).values())
     assert world.run(closed(8), driver, 10.0, 1).throughput() > 0.95 * best
+
+
+@pytest.mark.parametrize("requests", [64, 96, 128])
+def test_lengths_follow_which_steps_follow_where_single_ones_lack_a_graph(requests: int) -> None:
+    # On vLLM's default capture sizes the table alone loses up to a fifth here: three drafts made at 64 meet
+    # 63 requests, which have no graph for them, and with a prompt besides they have none from 65 on.
+    world = World("h200-default")
+    best = max(found.throughput(10.0) for found in world.fixed(closed(requests), 20.0, 1).values())
+    assert world.run(closed(requests), world.ours(), 20.0, 1).throughput(10.0) > 0.97 * best
 
 
 def test_exploring_costs_no_more_than_its_share_and_one_exploration() -> None:
