@@ -401,11 +401,13 @@ def _plot_switches(rows: Sequence[Row], path: Path) -> Path:
 def _bars(axis: Axes, cases: dict[Any, list[Row]]) -> None:
     drivers = ("stale", "ours", "turbospec-style", "nightjar-style")
     places = np.arange(len(cases))
+    most = 1.01
     for offset, driver in zip((-0.27, -0.09, 0.09, 0.27), drivers, strict=True):
         shares = [
             statistics.mean(row["share_of_tuned_from_30_to_60_s"][driver] for row in own)
             for own in cases.values()
         ]
+        most = max(most, *shares)
         axis.barh(
             places + offset,
             shares,
@@ -415,7 +417,7 @@ def _bars(axis: Axes, cases: dict[Any, list[Row]]) -> None:
         )
     axis.set_yticks(places, [f"{engine}, {switch}, {load} open" for engine, switch, load in cases])
     axis.invert_yaxis()
-    axis.set_xlim(0.45, 1.03)
+    axis.set_xlim(0.45, most + 0.02)
     axis.margins(y=0.01)
     axis.axvline(1.0, color="black", linewidth=0.8)
     axis.set_xlabel(
