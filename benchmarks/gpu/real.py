@@ -25,8 +25,9 @@ sys.path[:0] = [str(REPOSITORY / "tools")]
 import preparing_model  # noqa: E402
 from tabletune import documents  # noqa: E402
 
-DROPPED = (8, 12)
-"""Layers of the model that the drafter goes without."""
+DROPPED = (3, 4, 5, 9, 12)
+"""Layers of the model's thirty that the drafter goes without: those whose loss changes its next token least.
+In 80% of 256 tokens that the model wrote, the drafter would have written the same next."""
 PROMPTS, PROMPT_TOKENS = 64, 256
 LAYER = re.compile(r"(model\.layers\.)(\d+)(\..*)")
 
