@@ -200,11 +200,13 @@ def seen_goodput(
     count = (seen.pure + seen.mixed).sum(axis=1)
     if not count.any():
         return expected
-    tokens, times, pure_tokens, pure_times = _next_steps(step_times_ms, mixed_ms, expected_tokens, seen)
+    pure = _tokens_and_times(step_times_ms, expected_tokens, seen.pure)
+    mixed = _tokens_and_times(mixed_ms, expected_tokens, seen.mixed)
+    tokens, times = pure[0] + mixed[0], pure[1] + mixed[1]
     known = np.isfinite(expected)
     priced = usable & known
     best_expected = np.max(np.where(priced, expected, 0.0), axis=0)
-    value = tokens - times * _pure_rate(pure_tokens, pure_times, priced, best_expected / 1e3)
+    value = tokens - times * _rate(*pure, priced, best_expected / 1e3)
     best, columns = np.where(priced, value, -np.inf).argmax(axis=0), np.arange(len(count))
     at_best = tokens[best, columns]
     share = np.where(at_best > 0, count / (count + EXPECTED_STEPS), 0.0)
@@ -215,36 +217,31 @@ def seen_goodput(
     return np.where((share > 0) & (best_expected > 0) & known, blended, expected)
 
 
-def _next_steps(
-    pure_ms: Floats, mixed_ms: Floats, expected_tokens: Floats, seen: Following
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return tokens and milliseconds of all steps seen to follow, and of those without a prompt."""
-    sizes = np.arange(1, pure_ms.shape[1] + 1)
-    tokens, times = np.zeros_like(pure_ms), np.zeros_like(pure_ms)
-    for weights, step_ms in ((seen.pure, pure_ms), (seen.mixed, mixed_ms)):
-        for column in np.flatnonzero(weights.any(axis=0)).tolist():
-            next_sizes = np.clip(sizes + column - REACH, 1, len(sizes))
-            next_ms = step_ms[:, next_sizes - 1]
-            known = np.isfinite(next_ms)
-            counts = np.where(known, weights[:, column], 0.0)
-            tokens += counts * np.minimum(sizes, next_sizes) * expected_tokens[:, np.newaxis]
-            times += counts * np.where(known, next_ms, 0.0)
-        if weights is seen.pure:
-            pure_tokens, pure_times = tokens.copy(), times.copy()
-    return tokens, times, pure_tokens, pure_times
+def _tokens_and_times(step_ms: Floats, expected_tokens: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Return tokens and milliseconds of next steps of one kind, each as often as ``weights`` say."""
+    sizes = np.arange(1, step_ms.shape[1] + 1)
+    tokens, times = np.zeros_like(step_ms), np.zeros_like(step_ms)
+    for column in np.flatnonzero(weights.any(axis=0)).tolist():
+        next_sizes = np.clip(sizes + column - REACH, 1, len(sizes))
+        next_ms = step_ms[:, next_sizes - 1]
+        known = np.isfinite(next_ms)
+        counts = np.where(known, weights[:, column], 0.0)
+        tokens += counts * np.minimum(sizes, next_sizes) * expected_tokens[:, np.newaxis]
+        times += counts * np.where(known, next_ms, 0.0)
+    return tokens, times
 
 
-def _pure_rate(tokens: Floats, times: Floats, usable: npt.NDArray[np.bool_], otherwise: Floats) -> Floats:
-    """Return tokens per millisecond of steps without a prompt around each batch size, at its best length."""
+def _rate(tokens: Floats, times: Floats, usable: npt.NDArray[np.bool_], otherwise: Floats) -> Floats:
+    """Return tokens per millisecond around each batch size, each at its best length."""
     rates = np.where(usable & (times > 0), tokens / np.where(times > 0, times, 1.0), -np.inf)
     best, columns = rates.argmax(axis=0), np.arange(rates.shape[1])
-    window = np.ones(2 * REACH + 1)
     known = np.isfinite(rates[best, columns])
-    around = [
-        np.convolve(np.where(known, of_best[best, columns], 0.0), window, mode="same")[: len(columns)]
-        for of_best in (tokens, times)
-    ]
-    rate: Floats = np.where(around[1] > 0, around[0] / np.where(around[1] > 0, around[1], 1.0), otherwise)
+    around_tokens, around_times = (
+        np.convolve(np.where(known, own[best, columns], 0.0), np.ones(2 * REACH + 1))[REACH:-REACH]
+        for own in (tokens, times)
+    )
+    seen = around_times > 0
+    rate: Floats = np.where(seen, around_tokens / np.where(seen, around_times, 1.0), otherwise)
     return rate
 
 
