@@ -78,7 +78,7 @@ document=$results/off-h200-eagle3-document.json
 
 case $lane in
   0)
-    export CUDA_VISIBLE_DEVICES=0
+    export CUDA_VISIBLE_DEVICES=${GPU:-0}
     serving eagle3-fixed3 fixed "$document" --plain -- \
       "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 8) &
     # Arguments as on 2026-11-30, of which its loops are a repetition.
@@ -88,7 +88,7 @@ case $lane in
       "${moe[@]}" "${advised[@]}" "${dummy[@]}" $(gib 14) &
     ;;
   1)
-    export CUDA_VISIBLE_DEVICES=1
+    export CUDA_VISIBLE_DEVICES=${GPU:-1}
     serving eagle3-default default "$results/gpu/h200-qwen3-4b-eagle3-default.json" --seconds 420 -- \
       "${eagle3[@]}" --max-num-seqs 256 "${dummy[@]}" $(gib 19) &
     {
