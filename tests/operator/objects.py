@@ -12,7 +12,7 @@ from typing import Any
 from tabletune import documents
 from tabletune.documents import Document
 from tabletune_operator import times
-from tests.controlplane.clients import Api, Object, wait
+from tests.controlplane.clients import PATIENCE_SECONDS, Api, Object, wait
 
 EXAMPLE = Path(__file__).parents[1] / "data" / "example-document.json"
 LENGTHS = (0, 1, 2, 3)
@@ -51,12 +51,12 @@ def report(api: Api, namespace: str, name: str, document: bytes | None = None, *
     api.merge("ConfigMap", namespace, name, {"data": data})
 
 
-def finish(api: Api, namespace: str, name: str = "qwen") -> None:
+def finish(api: Api, namespace: str, name: str = "qwen", seconds: float = PATIENCE_SECONDS) -> None:
     """Play a profile that succeeds: its report is there, and its Job was cleaned up."""
-    job = wait("the Job", lambda: job_of(api, namespace, name))["metadata"]["name"]
+    job = wait("the Job", lambda: job_of(api, namespace, name), seconds)["metadata"]["name"]
     report(api, namespace, job, EXAMPLE.read_bytes())
     api.delete("Job", namespace, job)
-    wait("the Job to be gone", lambda: api.find("Job", namespace, job) is None)
+    wait("the Job to be gone", lambda: api.find("Job", namespace, job) is None, seconds)
 
 
 def status_until(api: Api, namespace: str, holds: Callable[[Object], object], name: str = "qwen") -> Object:
