@@ -115,7 +115,8 @@ class Plan:
     prompt_bounds: tuple[int, ...]
     """Numbers of prompt tokens that are told apart."""
     prompt_graph_ms: Floats
-    """What the graphs of steps with so many prompt tokens cost, ``(bounds, lengths, batch sizes)``."""
+    """What the graphs of steps with so many prompt tokens cost, ``(bounds, lengths, batch sizes)``. The bound
+    that holds the prompts of ``requests`` is priced by these, as the document's table was."""
     prior: Acceptance
     """The document's acceptance."""
     control: Control
@@ -202,7 +203,12 @@ def plan(
     if (settings.mode, settings.runner) == (model.settings.mode, model.settings.runner):
         model = model.under(settings)
     sizes = np.arange(1, max_batch_size + 1)
+    requests = traffic.Requests.of(
+        document.engine.prompt_tokens, document.engine.output_tokens, engine.max_num_batched_tokens
+    )
     bounds = traffic.prompt_bounds(model.settings.largest_capture_size)
+    prompts = list(bounds)
+    prompts[traffic.place(bounds, requests.prompt_tokens)] = requests.prompt_tokens
     kinds = [graphs.dispatch_batches(model.settings, sizes, length).kinds for length in lengths]
     return Plan(
         lookup=tables.lookup(document.table, max_batch_size),
@@ -210,11 +216,9 @@ def plan(
         max_batch_size=max_batch_size,
         grid=correcting.Grid(model.step_times(max_batch_size), np.array(kinds, dtype=np.int64)),
         hazardous=hazards.drafted(hazards.cells(profile, engine, max_batch_size, captured)),
-        requests=traffic.Requests.of(
-            document.engine.prompt_tokens, document.engine.output_tokens, engine.max_num_batched_tokens
-        ),
+        requests=requests,
         prompt_bounds=bounds,
-        prompt_graph_ms=np.array([model.prompt_graph_costs(sizes, tokens) for tokens in bounds]),
+        prompt_graph_ms=np.array([model.prompt_graph_costs(sizes, tokens) for tokens in prompts]),
         prior=document.acceptance,
         control=control,
     )
@@ -356,9 +360,8 @@ def _goodput(
     """Return goodput by the steps that verify what each batch size drafts, as believed now."""
     times = correction.step_times_ms
     tokens = expected_tokens_of(acceptance.survival, acceptance.proposal_rate, plan.draft_lengths)
-    said = traffic.rounded_up(plan.requests.prompt_tokens)
     weights = np.zeros(len(plan.prompt_bounds))
-    weights[min(int(np.searchsorted(plan.prompt_bounds, said)), len(weights) - 1)] = traffic.EXPECTED_STEPS
+    weights[traffic.place(plan.prompt_bounds, plan.requests.prompt_tokens)] = traffic.EXPECTED_STEPS
     if seen is not None:
         weights += seen.prompts
     more = np.tensordot(weights / weights.sum(), plan.prompt_graph_ms, axes=1)

@@ -109,6 +109,11 @@ def rounded_up(prompt_tokens: int) -> int:
     return middle if middle >= prompt_tokens else power
 
 
+def place(bounds: tuple[int, ...], prompt_tokens: int) -> int:
+    """Return the index of the bound that holds ``prompt_tokens``: the last one holds all beyond, too."""
+    return min(int(np.searchsorted(bounds, prompt_tokens)), len(bounds) - 1)
+
+
 def observe(
     following: Following, steps: Iterable[NextSteps], bounds: tuple[int, ...], seconds: float
 ) -> Following:
@@ -122,7 +127,7 @@ def observe(
         column = REACH + min(max(step.batch_size - step.before, -REACH), REACH)
         if step.prompt_tokens > 0:
             found.mixed[step.before - 1, column] += count
-            found.prompts[min(int(np.searchsorted(bounds, step.prompt_tokens)), len(bounds) - 1)] += count
+            found.prompts[place(bounds, step.prompt_tokens)] += count
         else:
             found.pure[step.before - 1, column] += count
     return found

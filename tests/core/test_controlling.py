@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tabletune import controlling, documents, estimating, graphs, hazards, tables
+from tabletune import assembling, controlling, documents, estimating, graphs, hazards, tables
 from tabletune.controlling import LengthChange, Outcome, Plan, State, StepTimes, Window
 from tabletune.documents import Control, Document
 from tabletune.estimating import Counts
@@ -196,6 +197,26 @@ def test_pinned_batch_sizes_have_their_length_from_the_start() -> None:
 def test_length_that_was_not_profiled_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(tables.TableError, match="7"):
         plan(control=ADAPT.model_copy(update=change))
+
+
+@pytest.mark.parametrize("prompt_tokens", [17, 129, 250, 400, 5_000])
+def test_table_of_a_document_is_right_by_the_document_alone(prompt_tokens: int) -> None:
+    # The table is priced by prompts of exactly this length, and live ones are told apart by bounds only. Where
+    # the bound's price was taken, the first window changed up to 64 batch sizes.
+    base = h200_document(3)
+    made = assembling.assemble(
+        base.fingerprint,
+        base.profile,
+        base.acceptance,
+        ADAPT,
+        datetime(2026, 11, 30, tzinfo=UTC),
+        prompt_tokens,
+        500,
+    )
+    serving = Serving(controlling.plan(made, ADAPT, 256))
+    outcome = serving.advance(Window(1.0, Counts.none(3), steps=1))
+    assert outcome.lookup == tables.lookup(made.table, 256)
+    assert outcome.decision.changes == ()
 
 
 # Acceptance
