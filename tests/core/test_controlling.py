@@ -201,8 +201,8 @@ def test_length_that_was_not_profiled_is_refused(change: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("prompt_tokens", [17, 129, 250, 400, 5_000])
 def test_table_of_a_document_is_right_by_the_document_alone(prompt_tokens: int) -> None:
-    # The table is priced by prompts of exactly this length, and live ones are told apart by bounds only. Where
-    # the bound's price was taken, the first window changed up to 64 batch sizes.
+    # The table is priced by prompts of exactly this length, and live ones are told apart by bounds only.
+    # Where the bound's price was taken, the first window changed up to 64 batch sizes.
     base = h200_document(3)
     made = assembling.assemble(
         base.fingerprint,
