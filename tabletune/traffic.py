@@ -13,6 +13,7 @@ A document knows how long prompts and outputs are said to be, so it can tell how
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -111,7 +112,7 @@ def rounded_up(prompt_tokens: int) -> int:
 
 def place(bounds: tuple[int, ...], prompt_tokens: int) -> int:
     """Return the index of the bound that holds ``prompt_tokens``: the last one holds all beyond, too."""
-    return min(int(np.searchsorted(bounds, prompt_tokens)), len(bounds) - 1)
+    return min(bisect_left(bounds, prompt_tokens), len(bounds) - 1)
 
 
 def observe(
