@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugin"), str(ROOT / "benchmarks")]
 import machines  # noqa: E402
 from table import measure as table_benchmark  # noqa: E402
 
-from tabletune import assembling, controlling, documents, estimating  # noqa: E402
+from tabletune import assembling, controlling, documents, estimating, traffic  # noqa: E402
 from tabletune_plugin.engine import steps  # noqa: E402
 from tabletune_plugin.steering import Steering  # noqa: E402
 from tabletune_plugin.tallying import Tally  # noqa: E402
@@ -245,6 +245,12 @@ def control_times() -> dict[str, float]:
             ),
             step_times=tuple(
                 controlling.StepTimes(size, 3, tuple(chance.normal(8.0, 0.2, 10).tolist())) for size in sizes
+            ),
+            next_steps=tuple(
+                traffic.NextSteps(size, min(size + change, REQUESTS), 256 * (change > 0), 2)
+                for size in sizes
+                for change in (-1, 0, 1)
+                if size + change >= 1
             ),
             steps=120,
             kept_tokens=60_000,
