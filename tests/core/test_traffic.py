@@ -147,19 +147,31 @@ def test_drafts_before_a_prompt_are_as_many_as_its_step_has_a_graph_for() -> Non
     assert int(found[:, 3].argmax()) == 2
 
 
-@pytest.mark.parametrize("size", [1, 4, 16, 17, 40])
+@pytest.mark.parametrize("size", [1, 4, 16, 17, 40, 100])
 def test_time_is_worth_what_steps_around_keep(size: int) -> None:
-    # Steps that all have a prompt, but for those of the largest batch size, 8 at most above: what these keep
-    # is what time is worth. Length 2 keeps half a token more than length 1 and takes a millisecond more.
+    # Steps that all have a prompt, but for those of the largest batch size. Up to an eighth and 8 below it,
+    # what these keep is what time is worth. Length 2 keeps half a token more than 1, in a millisecond more.
     times = np.repeat(TIMES[:, :1], size, axis=1)
     expected = traffic.goodput(times, times, TOKENS, RARE)
     steps = [(before, before, 256, 10**6) for before in range(1, size)] + [(size, size, 0, 10**6)]
     usable = np.ones(times.shape, dtype=bool)
     found = traffic.seen_goodput(expected, times, times, TOKENS, seen(*steps, size=size), usable)
-    for before in range(max(1, size - REACH), size + 1):
-        rate = size * 2.3 / 6.0
+    for before in range(1, size + 1):
+        around = size - before <= min(before // 8, REACH)
+        rate = (size if around else before) * 2.3 / 6.0
         gain = before * 0.5 - rate
         assert (found[2, before - 1] > found[1, before - 1]) == (gain > 0), before
+
+
+def test_time_of_few_requests_is_not_worth_what_more_of_them_keep() -> None:
+    # An open loop: one request runs alone at times, and nine together at others. Two drafts are always best.
+    size = 12
+    times = np.repeat(TIMES[:, :1], size, axis=1)
+    expected = traffic.goodput(times, times, TOKENS, RARE)
+    steps = [(before, before, 0, 1_000) for before in range(1, 10)]
+    usable = np.ones(times.shape, dtype=bool)
+    found = traffic.seen_goodput(expected, times, times, TOKENS, seen(*steps, size=size), usable)
+    assert found.argmax(axis=0).tolist() == [2] * size
 
 
 def test_few_steps_weigh_little() -> None:
