@@ -61,6 +61,19 @@ def decode(prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[li
     return list(_steps), outputs
 
 
+def decode_while_requests_end(
+    prompts: Sequence[Sequence[int]], outputs: Sequence[int], lookup: Sequence[int]
+) -> list[Step]:
+    """Decode all prompts with ``lookup`` in force, each for its own number of tokens; return the steps."""
+    _steps.clear()
+    _engine.tap.set_lookup(lookup)
+    for prompt, tokens in zip(prompts, outputs, strict=True):
+        _engine.add(prompt, tokens, ignore_eos=True)
+    while _engine.busy:
+        _engine.step()
+    return list(_steps)
+
+
 def decode_in_turn(prompt: Sequence[int], together: int) -> list[Step]:
     """Complete one request more than run together, all of the same length; return the steps."""
     _steps.clear()

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_changed_length_is_in_force_within_two_steps(engine: Engine) -> None:
     assert [step.next_draft_length for step in steps] == lengths
     # Drafts are made in one step and verified in the next; the first step has none to verify.
     assert [step.drafted_tokens for step in steps] == [3 * length for length in [0, *lengths[:-1]]]
+
+
+def test_drafts_are_as_many_as_the_batch_size_before_says(engine: Engine) -> None:
+    lookup = [0, 3, 1, 2, 0]
+    steps = engine(driven.decode_while_requests_end, REPEATED, [10, 25, 40], lookup)
+    assert [step.next_draft_length for step in steps] == [lookup[step.batch_size] for step in steps]
+    pairs = list(pairwise(steps))
+    assert {(before.batch_size, step.batch_size) for before, step in pairs} >= {(3, 2), (2, 1)}
+    for before, step in pairs:
+        assert step.drafted_tokens == step.batch_size * lookup[before.batch_size], step
 
 
 def test_text_is_the_same_at_every_draft_length(engine: Engine) -> None:
