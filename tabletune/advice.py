@@ -62,9 +62,9 @@ def advise(
     - Mode and runner: the graphs of another were not measured. Where one may pay, the change says which
       experiment shows it, without a gain, and the advice's ``cudagraph_mode`` stays unset.
 
-    A gain is one in output tokens per second, the geometric mean over the grid's batch sizes
-    (:mod:`tabletune.workloads`). It is None where a cell or a prompt that it needs was of a kind never
-    measured. That of all changes together leaves out the experiments.
+    A gain is one in output tokens per second of closed loops with as many requests open, the geometric mean
+    over the grid's batch sizes (:mod:`tabletune.workloads`). It is None where a cell or a prompt that it
+    needs was of a kind never measured. That of all changes together leaves out the experiments.
     """
     advice = partial(EngineAdvice, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
     if fingerprint.gpu_count == 0:
@@ -171,7 +171,7 @@ def _capture_sizes_change(
         current=f"{len(now.capture_sizes)} sizes, {now.capture_sizes[0]} to {now.largest_capture_size}",
         recommended=str(list(aligned.capture_sizes)),
         predicted_gain=workload.gain(alone),
-        reason=" ".join([*reason, *_decode_gain_told(workload, alone)]),
+        reason=" ".join([*reason, *_most_told(workload, alone), *_decode_gain_told(workload, alone)]),
     )
 
 
@@ -199,7 +199,7 @@ def _largest_change(workload: Workload, extended: GraphSettings) -> EngineChange
         current=str(now.largest_capture_size),
         recommended=str(extended.largest_capture_size),
         predicted_gain=workload.gain(extended),
-        reason=" ".join([*reason, *_decode_gain_told(workload, extended)]),
+        reason=" ".join([*reason, *_most_told(workload, extended), *_decode_gain_told(workload, extended)]),
     )
 
 
@@ -334,6 +334,14 @@ def _other_ways_told(settings: GraphSettings) -> str:
 def _change_told(change: EngineChange) -> str:
     gain = "not known" if change.predicted_gain is None else f"{change.predicted_gain:+.1%}"
     return f"{change.setting}: predicted gain {gain}."
+
+
+def _most_told(workload: Workload, settings: GraphSettings) -> list[str]:
+    """Return where a change gains most: a mean over batch sizes from 1 on hides what it is worth at one."""
+    most = workload.most(settings)
+    if most is None or most[1] < workloads.SWITCH_GAIN:
+        return []
+    return [f"It gains most with {most[0]} requests open, {most[1]:+.0%}."]
 
 
 def _decode_gain_told(workload: Workload, settings: GraphSettings) -> list[str]:

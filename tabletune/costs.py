@@ -265,15 +265,26 @@ class CostModel:
         """Return the milliseconds of a step that come from its prompt changing the kind of its graph.
 
         A part of :meth:`prompt_costs`, for each of ``batch_sizes``: the step bears it once, however many
-        prompts share it. 0 where the kind stays the same or the difference of the two was not measured.
+        prompts share it. 0 where the kind stays the same.
         """
         pure = graphs.dispatch_batches(self.settings, batch_sizes, draft_length).kinds
         mixed = graphs.dispatch_batches(self.settings, batch_sizes, draft_length, prompt_tokens).kinds
-        costs = np.zeros(len(batch_sizes))
-        for change in set(zip(pure.tolist(), mixed.tolist(), strict=True)):
-            more = self._changes_between(change, (graphs.FULL, graphs.FULL))
-            costs[(pure == change[0]) & (mixed == change[1])] = max(0.0, more or 0.0)
-        return costs
+        costs = self._kind_costs()
+        more: Floats = np.maximum(0.0, costs[mixed] - costs[pure])
+        return more
+
+    def prompt_work(self, prompt_tokens: int) -> float | None:
+        """Return the milliseconds that each prompt's own tokens take; None where that was not measured.
+
+        What prompts add grows with their tokens by this, the median over the batches in which several lengths
+        were measured. The rest comes once a step, however many prompts share it.
+        """
+        slopes = [
+            float((own.curve.times[-1] - own.curve.times[0]) / (own.curve.tokens[-1] - own.curve.tokens[0]))
+            for own in self._prompts
+            if len(own.curve.tokens) > 1
+        ]
+        return max(0.0, float(np.median(slopes))) * prompt_tokens if slopes else None
 
     def prompt_graph_costs(self, batch_sizes: Integers, prompt_tokens: int) -> Floats:
         """Return what the graph of a step with a prompt costs beyond that of a pure one, by length.

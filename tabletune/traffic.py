@@ -200,8 +200,7 @@ def seen_goodput(
         ``(V[best] - V[K]) / tokens[best]``, with ``V[K] = tokens[K] - rate · time[K]``
 
     Its goodput is the best one less that share, which is blended with the loss by ``expected``: half of each
-    after :data:`EXPECTED_STEPS` seen steps, as expected where none were seen. Next steps without a price do
-    not count.
+    after :data:`EXPECTED_STEPS` seen steps, as expected where none were seen.
     """
     count = (seen.pure + seen.mixed).sum(axis=1)
     if not count.any():
@@ -224,16 +223,20 @@ def seen_goodput(
 
 
 def _tokens_and_times(step_ms: Floats, expected_tokens: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Return tokens and milliseconds of next steps of one kind, each as often as ``weights`` say."""
+    """Return tokens and milliseconds of next steps of one kind, each as often as ``weights`` say.
+
+    One without a price counts as one that keeps nothing and takes as long as the dearest length there. If it
+    did not count, a length would be held to be good for nobody knowing how long its steps take.
+    """
     sizes = np.arange(1, step_ms.shape[1] + 1)
     tokens, times = np.zeros_like(step_ms), np.zeros_like(step_ms)
     for column in np.flatnonzero(weights.any(axis=0)).tolist():
         next_sizes = np.clip(sizes + column - REACH, 1, len(sizes))
         next_ms = step_ms[:, next_sizes - 1]
-        known = np.isfinite(next_ms)
-        counts = np.where(known, weights[:, column], 0.0)
-        tokens += counts * np.minimum(sizes, next_sizes) * expected_tokens[:, np.newaxis]
-        times += counts * np.where(known, next_ms, 0.0)
+        known, counts = np.isfinite(next_ms), weights[:, column]
+        dearest = np.where(known, next_ms, 0.0).max(axis=0)
+        tokens += known * counts * np.minimum(sizes, next_sizes) * expected_tokens[:, np.newaxis]
+        times += counts * np.where(known, next_ms, dearest)
     return tokens, times
 
 

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from tabletune import tables
+from tabletune import tables, traffic
 from tabletune.acceptance import expected_tokens_of
 from tabletune.costs import CostModel, Evidence, Floats
 from tabletune.documents import Acceptance, Profile, Table
@@ -23,7 +23,13 @@ from tabletune.graphs import GraphSettings, Integers
 
 SWITCH_GAIN = 0.02
 """Other settings make another table. A batch size is taken to change to another of the table's lengths where
-that takes this much less time per token, twice the default tie tolerance."""
+that has this much more goodput, twice the default tie tolerance."""
+
+MOST_ENDING = 8
+"""Most requests that are reckoned to end in one step."""
+
+UNLIKELY = 1e-4
+"""Share of steps below which one that has no price is passed over."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +98,27 @@ class Workload:
         new prompts on average, n, and none with probability ``exp(-n)`` (arrivals at random). Each prompt
         brings its own work; that the step then runs another kind of graph, it bears once.
         """
-        model = self.model.under(settings)
-        rows = []
-        for draft_length, expected in zip(self.draft_lengths, self.expected_tokens, strict=True):
-            sizes = self.batch_sizes
-            added = np.maximum(0.0, model.prompt_costs(sizes, draft_length, self.prompt_tokens))
-            change = np.minimum(added, model.graph_change_costs(sizes, draft_length, self.prompt_tokens))
-            kept = sizes * expected
-            prompts = kept / self.output_tokens
-            rows.append((-np.expm1(-prompts) * change + prompts * (added - change)) / kept)
-        return np.array(rows)
+        change, own = self._prompt_costs(self.model.under(settings))
+        kept = self.batch_sizes * self.expected_tokens[:, np.newaxis]
+        prompts = kept / self.output_tokens
+        times: Floats = (-np.expm1(-prompts) * change + prompts * own) / kept
+        return times
+
+    def _prompt_costs(self, model: CostModel) -> tuple[Floats, Floats]:
+        """Return what a step with prompts costs more, a row per length, and what each prompt costs besides.
+
+        The first is the change of graph and what else was measured to come once a step. What prompts added
+        was measured a few times at a few lengths, and differs between these by more than prompts can; so all
+        but the change of graph is the median over the lengths.
+        """
+        sizes, tokens = self.batch_sizes, self.prompt_tokens
+        added = np.array([model.prompt_costs(sizes, length, tokens) for length in self.draft_lengths])
+        change = np.array([model.graph_change_costs(sizes, length, tokens) for length in self.draft_lengths])
+        rest, known = np.full(len(sizes), np.nan), np.isfinite(added).any(axis=0)
+        rest[known] = np.maximum(0.0, np.nanmedian((added - change)[:, known], axis=0))
+        work = model.prompt_work(tokens)
+        own = rest if work is None else np.minimum(work, rest)
+        return change + (rest - own), np.broadcast_to(own, change.shape)
 
     def of_table(self, times: Floats) -> Floats:
         """Return, by batch size, the entry of the table's own length in ``times`` (a row per length)."""
@@ -109,13 +126,74 @@ class Workload:
         return chosen
 
     def served(self, settings: GraphSettings, prompts: bool = True) -> Floats:
-        """Return the time per token with the table that the engine would have under ``settings``."""
-        times = self.decode_times(settings) + (self.prompt_times(settings) if prompts else 0.0)
-        own = self.of_table(times)
-        best = np.min(np.where(np.isnan(times), np.inf, times), axis=0)
-        times = np.where(best < own * (1 - SWITCH_GAIN), best, own)
-        served: Floats = times[np.minimum(self.batch_sizes, settings.max_num_seqs) - 1]
-        return served
+        """Return the time per token with the table that the engine would have under ``settings``.
+
+        With as many requests open as each batch size says, in a closed loop (:meth:`_closed_loops`); without
+        ``prompts`` that of decode steps of the batch size.
+        """
+        rows = self._preferred(settings, prompts)
+        if prompts:
+            served = self._closed_loops(settings, rows)
+        else:
+            served = self.decode_times(settings)[rows, self.batch_sizes - 1]
+        limited: Floats = served[np.minimum(self.batch_sizes, settings.max_num_seqs) - 1]
+        return limited
+
+    def _preferred(self, settings: GraphSettings, prompts: bool) -> npt.NDArray[np.intp]:
+        """Return the table's length by batch size, or the best of the table's where that gains more.
+
+        More than :data:`SWITCH_GAIN`, by what tables are computed from: with other settings there would be
+        another table. Also under those in force, so that one which was pinned, say, makes no gain of them.
+        """
+        model = self.model.under(settings)
+        rows = [model.draft_lengths.index(draft_length) for draft_length in self.draft_lengths]
+        pure = self.decode_times(settings) * (self.batch_sizes * self.expected_tokens[:, np.newaxis])
+        mixed = traffic.mixed_times(
+            pure, model.prompt_graph_costs(self.batch_sizes, self.prompt_tokens)[rows]
+        )
+        requests = traffic.Requests(self.prompt_tokens, self.output_tokens if prompts else np.inf)
+        found = traffic.goodput(pure, mixed, self.expected_tokens, requests)
+        known = np.where(np.isnan(found), 0.0, found)
+        better = self.of_table(known) < known.max(axis=0) * (1 - SWITCH_GAIN)
+        return np.where(better, known.argmax(axis=0), self.chosen)
+
+    def _closed_loops(self, settings: GraphSettings, rows: npt.NDArray[np.intp]) -> Floats:
+        """Return the time per token, in milliseconds, with N requests open, for each N from 1.
+
+        ``rows`` is the length by batch size, an index into ``draft_lengths``.
+
+        Of N requests n end in each step, as many as its tokens are over a request's, at random (Poisson). A
+        place is taken a step later. So a step has N less those that ended in the step before, and prompts for
+        those that ended two steps before; and its drafts are of the length for the batch size between. That a
+        length is drafted at one batch size and verified at another, or beside a prompt, is what single batch
+        sizes without a full graph, and few captured sizes, cost in service: a third of the goodput on an H200
+        (docs/performance.md), of which steps of one batch size show nothing.
+        """
+        model = self.model.under(settings)
+        sizes, kept = self.batch_sizes, self.expected_tokens[rows]
+        pure = self.decode_times(settings) * (sizes * self.expected_tokens[:, np.newaxis])
+        change, own = self._prompt_costs(model)
+        ending = sizes * kept / (self.output_tokens + kept)
+        counts = np.arange(MOST_ENDING + 1)[:, np.newaxis]
+        chances = ending**counts / np.cumprod(np.maximum(counts, 1), axis=0)
+        chances /= chances.sum(axis=0)
+        times, tokens = np.zeros(len(sizes)), np.zeros(len(sizes))
+        for before in range(MOST_ENDING + 1):
+            row = rows[np.maximum(sizes - before, 1) - 1]
+            for now in range(MOST_ENDING + 1):
+                batch = np.maximum(sizes - now, 1)
+                time = pure[row, batch - 1]
+                if before:
+                    time = time + change[row, batch - 1] + before * own[row, batch - 1]
+                chance = chances[before] * chances[now]
+                drafted = np.maximum(batch - before, 0)
+                # Far below N nothing may be priced, and is hardly ever met.
+                unlikely = np.isnan(time) & (chance < UNLIKELY)
+                times += np.where(unlikely, 0.0, chance * time)
+                tokens += np.where(
+                    unlikely, 0.0, chance * (batch + drafted * (self.expected_tokens[row] - 1))
+                )
+        return times / tokens
 
     def gain(
         self, settings: GraphSettings, over: GraphSettings | None = None, prompts: bool = True
@@ -126,6 +204,13 @@ class Workload:
         """
         before = self.served(over or self.model.settings, prompts)
         return self.mean_gain(before, self.served(settings, prompts))
+
+    def most(self, settings: GraphSettings) -> tuple[int, float] | None:
+        """Return with how many requests open ``settings`` gain most, and what; None where that is unknown."""
+        gains = self.served(self.model.settings) / self.served(settings) - 1
+        if np.isnan(gains).any():
+            return None
+        return int(gains.argmax()) + 1, float(gains.max())
 
     def mean_gain(self, before: Floats, after: Floats) -> float | None:
         """Return the weighted geometric mean of ``before / after``, less 1; None where any is NaN."""

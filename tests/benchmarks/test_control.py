@@ -16,7 +16,8 @@ from control import controllers, engine, report, scenarios, workloads
 from control.engine import Machine, Noise, Slowness, Tally, Workload
 from control.scenarios import World
 
-from tabletune import controlling
+from tabletune import controlling, costs, documents
+from tabletune import workloads as advice_workloads
 from tabletune_plugin import tallying
 from tests.plugin import engines
 
@@ -239,6 +240,35 @@ def test_lengths_follow_which_steps_follow_where_single_ones_lack_a_graph(reques
     world = World("h200-default")
     best = max(found.throughput(10.0) for found in world.fixed(closed(requests), 20.0, 1).values())
     assert world.run(closed(requests), world.ours(), 20.0, 1).throughput(10.0) > 0.97 * best
+
+
+@pytest.mark.parametrize("requests", [8, 64, 128, 192, 240])
+@pytest.mark.parametrize("name", ["h200-default", "h200-512", "h200-advised"])
+def test_closed_loops_take_the_time_that_engine_advice_reckons_with(name: str, requests: int) -> None:
+    # Two accounts of the same: one by chances, one step by step. Prompts as the simulator has them. Where a
+    # table keeps off hazards, as at 126 requests on the default sizes, the first takes what it may not.
+    world = World(name)
+    document = world.document
+    row, size = 0, 24
+    column = document.profile.batch_sizes.index(size)
+    time = document.profile.step_time_ms[row][column]
+    assert time is not None
+    prompt = documents.MixedStep(
+        batch_size=size,
+        draft_length=0,
+        prompt_tokens=workloads.PROMPT_TOKENS,
+        step_time_ms=time + float(workloads.GRAPH_MS[1]) + workloads.PROMPT_MS["h200"],
+        samples=1,
+    )
+    profile = document.profile.model_copy(update={"mixed": (prompt,)})
+    model = costs.CostModel.from_profile(profile, document.fingerprint)
+    workload = advice_workloads.Workload.of(
+        model, profile, document.acceptance, document.table, workloads.PROMPT_TOKENS, 500
+    )
+    told = 1e3 / workload.served(model.settings)[requests - 1]
+    machine = replace(world.machine.quiet())
+    found = engine.run(machine, closed(requests), world.static(), 30.0, seed=8)
+    assert told == pytest.approx(found.throughput(2.0), rel=0.07 if requests == 128 else 0.04)
 
 
 def test_exploring_costs_no_more_than_its_share_and_one_exploration() -> None:
