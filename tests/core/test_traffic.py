@@ -183,12 +183,18 @@ def test_few_steps_weigh_little() -> None:
     assert half[2, 3] == pytest.approx((expected[2, 3] + many[2, 3]) / 2, rel=0.02)
 
 
-def test_next_steps_without_a_price_do_not_count() -> None:
+def test_no_length_is_the_best_for_next_steps_without_a_price() -> None:
+    # Two drafts are the best where 4 requests stay 4. Nobody knows what 3 and a prompt take to verify them,
+    # and at the other lengths such a step is dear.
     times = TIMES.copy()
     times[2, 2] = np.nan
-    found = by_seen(times, times, seen((4, 3, 0, 1_000), (4, 4, 0, 1_000)))
-    assert np.isnan(found[2, 2])
-    assert np.isfinite(found[:, 3]).all()
+    mixed = times + 20.0
+    often = by_seen(times, mixed, seen((4, 3, 256, 1_000), (4, 4, 0, 1_000)))
+    assert int(often[:, 3].argmax()) == 1
+    assert np.isfinite(often[:, 3]).all()
+    assert np.isnan(often[2, 2])
+    seldom = by_seen(times, mixed, seen((4, 3, 256, 1), (4, 4, 0, 1_000)))
+    assert int(seldom[:, 3].argmax()) == 2
 
 
 def test_unusable_cells_are_no_measure_of_the_others() -> None:
