@@ -229,14 +229,15 @@ def _tokens_and_times(step_ms: Floats, expected_tokens: Floats, weights: Floats)
     did not count, a length would be held to be good for nobody knowing how long its steps take.
     """
     sizes = np.arange(1, step_ms.shape[1] + 1)
+    known = np.isfinite(step_ms)
+    dearest = np.where(known, step_ms, 0.0).max(axis=0)
+    kept = known * expected_tokens[:, np.newaxis]
+    taken = np.where(known, step_ms, dearest)
     tokens, times = np.zeros_like(step_ms), np.zeros_like(step_ms)
     for column in np.flatnonzero(weights.any(axis=0)).tolist():
         next_sizes = np.clip(sizes + column - REACH, 1, len(sizes))
-        next_ms = step_ms[:, next_sizes - 1]
-        known, counts = np.isfinite(next_ms), weights[:, column]
-        dearest = np.where(known, next_ms, 0.0).max(axis=0)
-        tokens += known * counts * np.minimum(sizes, next_sizes) * expected_tokens[:, np.newaxis]
-        times += counts * np.where(known, next_ms, dearest)
+        tokens += weights[:, column] * np.minimum(sizes, next_sizes) * kept[:, next_sizes - 1]
+        times += weights[:, column] * taken[:, next_sizes - 1]
     return tokens, times
 
 
