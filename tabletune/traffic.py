@@ -30,9 +30,13 @@ REACH = 8
 EXPECTED_STEPS = 16.0
 """Seen steps after which what was seen weighs as much as what the prompts' and outputs' lengths tell."""
 
-HALF_LIFE = 10.0
-"""Seconds after which a seen step counts half: fewer than for acceptance, since how many requests are open
-changes faster than what they are about."""
+HALF_LIFE = 600.0
+"""Seconds after which a seen step counts half. Long, so that a batch size which has not come lately keeps
+what is known of it, and the table its length; what has changed since shows as soon as it comes again."""
+
+HALF_STEPS = 500.0
+"""Steps of the same batch size after which a seen step counts half: how many requests are open changes within
+seconds, and so does what follows."""
 
 LEAST_SHARE = 0.25
 """Least of a pure step's time that a step with a prompt is taken for."""
@@ -66,10 +70,14 @@ class Following:
         shape = (max_batch_size, 2 * REACH + 1)
         return cls(np.zeros(shape), np.zeros(shape), np.zeros(bounds))
 
-    def faded(self, seconds: float) -> Following:
-        """Return what is left after ``seconds``."""
-        share = 0.5 ** (seconds / HALF_LIFE)
-        return Following(self.pure * share, self.mixed * share, self.prompts * share)
+    def added(self, new: Following, seconds: float) -> Following:
+        """Return what is left after ``seconds``, and ``new``; each batch size fades by what is new of it."""
+        elapsed = seconds / HALF_LIFE
+        rows = 0.5 ** (elapsed + (new.pure + new.mixed).sum(axis=1, keepdims=True) / HALF_STEPS)
+        prompts = 0.5 ** (elapsed + new.prompts.sum() / HALF_STEPS)
+        return Following(
+            self.pure * rows + new.pure, self.mixed * rows + new.mixed, self.prompts * prompts + new.prompts
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ def observe(
     following: Following, steps: Iterable[NextSteps], bounds: tuple[int, ...], seconds: float
 ) -> Following:
     """Return ``following`` after a window of ``seconds`` with ``steps``; what is impossible is left out."""
-    found = following.faded(seconds)
+    found = Following.none(len(following.pure), len(bounds))
     size = len(found.pure)
     for step in steps:
         if not (1 <= step.before <= size and 1 <= step.batch_size <= size and step.count > 0):
@@ -131,7 +139,7 @@ def observe(
             found.prompts[place(bounds, step.prompt_tokens)] += count
         else:
             found.pure[step.before - 1, column] += count
-    return found
+    return following.added(found, seconds)
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,15 @@ def test_steps_fade_and_what_is_impossible_is_left_out() -> None:
     assert later.pure[3, REACH] == pytest.approx(50)
 
 
+def test_batch_size_fades_by_what_is_new_of_it() -> None:
+    following = seen((4, 4, 0, 100), (3, 3, 0, 100))
+    new = [NextSteps(4, 3, 0, int(traffic.HALF_STEPS))]
+    later = traffic.observe(following, new, BOUNDS, 0.0)
+    assert later.pure[3, REACH] == pytest.approx(50)
+    assert later.pure[3, REACH - 1] == traffic.HALF_STEPS
+    assert later.pure[2, REACH] == 100
+
+
 def test_larger_changes_count_as_the_largest_that_is_told_apart() -> None:
     following = seen((60, 20, 0, 3), (1, 60, 256, 2), size=64)
     assert following.pure[59, 0] == 3
