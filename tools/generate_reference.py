@@ -18,7 +18,7 @@ import typer.cli
 import describing
 import generating
 import plugin_examples
-from tabletune import controlling, correcting, estimating, schemas
+from tabletune import controlling, correcting, estimating, schemas, traffic
 from tabletune.documents import Control
 from tabletune_plugin import (
     controller,
@@ -43,6 +43,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 CONSTANTS = {
     "Acceptance and when to explore": (estimating,),
     "Cost": (correcting,),
+    "Steps that follow": (traffic,),
     "The loop": (controlling, controller, steps, tallying, steering),
     "Threads, HTTP and the log": (runtime, serving, telling),
 }
