@@ -8,7 +8,7 @@ from pathlib import Path
 
 from control import workloads
 
-from tabletune import documents, tables
+from tabletune import assembling, documents, tables
 from tabletune.documents import Document, Mode
 
 DOCUMENTED = [(1, 64, 3), (65, 128, 1), (129, 512, 0)]
@@ -51,6 +51,13 @@ def named(name: str, document: Document) -> Policy:
         f"{name!r} is no policy; there are 'constant K', 'tuned', 'adapt', 'adapt from all 0',"
         " 'adapt from all longest', 'documented', 'turbo' and 'nightjar'"
     )
+
+
+def of_today(document: Document, prompt_tokens: int, output_tokens: int) -> Document:
+    """Return ``document`` with the table that TableTune computes today, for requests of these lengths."""
+    said = document.engine.model_copy(update={"prompt_tokens": prompt_tokens, "output_tokens": output_tokens})
+    asked = document.model_copy(update={"engine": said})
+    return assembling.recompute(asked, document.control, document.created_at)
 
 
 def constants(document: Document) -> Iterator[str]:

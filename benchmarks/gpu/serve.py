@@ -31,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 import machines  # noqa: E402
 from gpu import comparisons, inside, policies  # noqa: E402
 from gpu.engines import Engine  # noqa: E402
-from gpu.loads import Load  # noqa: E402
+from gpu.loads import Load, Shape  # noqa: E402
 
 from tabletune import documents  # noqa: E402
 
@@ -57,7 +57,10 @@ def main() -> int:
     parser.add_argument("--prompts", type=Path, help="real prompts, JSON lists of token ids, one a line")
     parser.add_argument("serve", nargs="+")
     asked = parser.parse_args()
-    document = documents.parse(asked.document.read_bytes())
+    usual = Shape()
+    document = policies.of_today(
+        documents.parse(asked.document.read_bytes()), usual.prompt_tokens, round(sum(usual.output_tokens) / 2)
+    )
     plan = yaml.safe_load(asked.plan.read_text())
     asked.output.mkdir(parents=True, exist_ok=True)
     started = asked.output / f"{asked.name}.started"
