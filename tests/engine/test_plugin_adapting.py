@@ -12,7 +12,8 @@ import pytest
 
 from tabletune.documents import Fingerprint
 from tests.engine import servers
-from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Mount, Server
+from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Server
+from tests.mounts import Mount
 
 pytestmark = pytest.mark.engine
 

@@ -13,7 +13,8 @@ import pytest
 from tabletune import documents
 from tests import ports
 from tests.engine import profiles, servers
-from tests.engine.servers import MAX_NUM_SEQS, Load, Mount, Server
+from tests.engine.servers import MAX_NUM_SEQS, Load, Server
+from tests.mounts import Mount
 
 pytestmark = pytest.mark.engine
 

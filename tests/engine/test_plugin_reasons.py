@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine import servers
-from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Mount, Server
+from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Server
+from tests.mounts import Mount
 from tests.plugin import hanging
 
 pytestmark = pytest.mark.engine

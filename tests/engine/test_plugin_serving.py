@@ -21,7 +21,8 @@ from tabletune import documents
 from tabletune.documents import Document
 from tests import ports
 from tests.engine import servers
-from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Mount, Server
+from tests.engine.servers import LONGEST, MAX_NUM_SEQS, Load, Server
+from tests.mounts import Mount
 
 pytestmark = pytest.mark.engine
 

@@ -15,7 +15,7 @@ import pytest
 from tabletune import documents
 from tabletune_plugin import following
 from tabletune_plugin.following import Follower, Reading
-from tests.engine.servers import Mount
+from tests.mounts import Mount
 from tests.plugin import engines
 
 
