@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from prometheus_client.core import Metric
 
-from tabletune import controlling, documents, estimating
+from tabletune import assembling, controlling, documents, estimating
 from tabletune.documents import Document, Mode
 from tabletune_plugin import following, settings, states, tallying
 from tabletune_plugin.fingerprints import Difference
@@ -38,7 +38,9 @@ def families() -> Iterator[Metric]:
 
 def snapshot() -> Snapshot:
     """Return all that is shown of a plugin in mode adapt, with something of everything."""
-    document = documents.parse(DOCUMENT.read_bytes())
+    stored = documents.parse(DOCUMENT.read_bytes())
+    # With the table of today: the plugin knows of a better one otherwise.
+    document = assembling.recompute(stored, stored.control, stored.created_at)
     engine = engine_of(document)
     plan = controlling.plan(document, document.control, engine.max_num_seqs, engine.fingerprint)
     window = controlling.Window(1.0, estimating.Counts.none(plan.positions))
