@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -267,11 +268,7 @@ class CostModel:
         A part of :meth:`prompt_costs`, for each of ``batch_sizes``: the step bears it once, however many
         prompts share it. 0 where the kind stays the same.
         """
-        pure = graphs.dispatch_batches(self.settings, batch_sizes, draft_length).kinds
-        mixed = graphs.dispatch_batches(self.settings, batch_sizes, draft_length, prompt_tokens).kinds
-        costs = self._kind_costs()
-        more: Floats = np.maximum(0.0, costs[mixed] - costs[pure])
-        return more
+        return self._change_of_graph(batch_sizes, batch_sizes, draft_length, prompt_tokens)[0]
 
     def prompt_work(self, prompt_tokens: int) -> float | None:
         """Return the milliseconds that each prompt's own tokens take; None where that was not measured.
@@ -296,19 +293,27 @@ class CostModel:
         capture size and another length's are not; below 0 where pure steps lack the graph already that a
         prompt's step lacks in any case.
         """
-        pure, mixed = (
-            np.array(
-                [
-                    graphs.dispatch_batches(self.settings, decoding, length, tokens).kinds
-                    for length in self.draft_lengths
-                ]
-            )
-            for decoding, tokens in ((batch_sizes, 0), (batch_sizes - 1, prompt_tokens))
-        )
-        costs = self._kind_costs()
-        more: Floats = np.maximum(0.0, costs[mixed] - costs[pure]) - costs[mixed].min(axis=0)
-        return more
+        found = [
+            self._change_of_graph(batch_sizes, batch_sizes - 1, length, prompt_tokens)
+            for length in self.draft_lengths
+        ]
+        least = np.min([mixed for _, mixed in found], axis=0)
+        above: Floats = np.array([more for more, _ in found]) - least
+        return above
 
+    def _change_of_graph(
+        self, batch_sizes: Integers, decoding: Integers, draft_length: int, prompt_tokens: int
+    ) -> tuple[Floats, Floats]:
+        """Return what steps cost more where a prompt changes the kind of their graph, and that kind's cost.
+
+        Pure steps have ``batch_sizes`` requests, with the prompt ``decoding`` of them decode.
+        """
+        pure = graphs.dispatch_batches(self.settings, batch_sizes, draft_length).kinds
+        mixed = graphs.dispatch_batches(self.settings, decoding, draft_length, prompt_tokens).kinds
+        costs = self._kind_costs
+        return np.maximum(0.0, costs[mixed] - costs[pure]), costs[mixed]
+
+    @cached_property
     def _kind_costs(self) -> Floats:
         """Return what each kind of graph costs above the first one of :data:`graphs.KINDS` that was measured.
 

@@ -85,11 +85,20 @@ class Workload:
 
     def decode_times(self, settings: GraphSettings) -> Floats:
         """Return ``T / (B · E[K])`` in milliseconds, a row per length; NaN without a price."""
-        prices = self.model.under(settings).prices(self.batch_sizes)
-        rows = [self.model.draft_lengths.index(draft_length) for draft_length in self.draft_lengths]
-        times = np.where(prices.evidence == Evidence.UNPRICED, np.nan, prices.step_times_ms)[rows]
-        decode: Floats = times / (self.batch_sizes * self.expected_tokens[:, np.newaxis])
+        kept = self.batch_sizes * self.expected_tokens[:, np.newaxis]
+        decode: Floats = self._step_times(self.model.under(settings)) / kept
         return decode
+
+    def _step_times(self, model: CostModel) -> Floats:
+        """Return the milliseconds of decode steps, a row per length; NaN without a price."""
+        prices = model.prices(self.batch_sizes)
+        times: Floats = np.where(prices.evidence == Evidence.UNPRICED, np.nan, prices.step_times_ms)
+        return times[self._rows]
+
+    @property
+    def _rows(self) -> list[int]:
+        """The model's rows of the lengths that the table uses."""
+        return [self.model.draft_lengths.index(draft_length) for draft_length in self.draft_lengths]
 
     def prompt_times(self, settings: GraphSettings) -> Floats:
         """Return c, what prompts add to a token, in milliseconds; a row per length.
@@ -146,11 +155,9 @@ class Workload:
         another table. Also under those in force, so that one which was pinned, say, makes no gain of them.
         """
         model = self.model.under(settings)
-        rows = [model.draft_lengths.index(draft_length) for draft_length in self.draft_lengths]
-        pure = self.decode_times(settings) * (self.batch_sizes * self.expected_tokens[:, np.newaxis])
-        mixed = traffic.mixed_times(
-            pure, model.prompt_graph_costs(self.batch_sizes, self.prompt_tokens)[rows]
-        )
+        pure = self._step_times(model)
+        more = model.prompt_graph_costs(self.batch_sizes, self.prompt_tokens)[self._rows]
+        mixed = traffic.mixed_times(pure, more)
         requests = traffic.Requests(self.prompt_tokens, self.output_tokens if prompts else np.inf)
         found = traffic.goodput(pure, mixed, self.expected_tokens, requests)
         known = np.where(np.isnan(found), 0.0, found)
@@ -171,7 +178,7 @@ class Workload:
         """
         model = self.model.under(settings)
         sizes, kept = self.batch_sizes, self.expected_tokens[rows]
-        pure = self.decode_times(settings) * (sizes * self.expected_tokens[:, np.newaxis])
+        pure = self._step_times(model)
         change, own = self._prompt_costs(model)
         ending = sizes * kept / (self.output_tokens + kept)
         counts = np.arange(MOST_ENDING + 1)[:, np.newaxis]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -50,9 +51,9 @@ def test_turns_follow_each_other(number: int) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda path: path.stem)
-def test_plan_names_policies_that_there_are(plan: object) -> None:
+def test_plan_names_policies_that_there_are(plan: Path) -> None:
     document = made.document()
-    for entry in yaml.safe_load(plan.read_text()):  # type: ignore[attr-defined]
+    for entry in yaml.safe_load(plan.read_text()):
         assert comparisons.expected_seconds(entry) > 0
         for name in comparisons._expand(entry.get("policies", ()), document):
             assert policies.named(name, document)
