@@ -28,6 +28,15 @@ def conditions(*distributions: str) -> dict[str, Any]:
     }
 
 
+def stolen_seconds() -> float:
+    """Return seconds of all CPUs that the host gave to others since the start (proc_stat(5), ``steal``).
+
+    On a host that does not tell it is 0.
+    """
+    with open("/proc/stat") as file:  # noqa: PTH123
+        return int(file.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def write(path: Path, result: object) -> None:
     """Write ``result`` as JSON; the folder is made where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)

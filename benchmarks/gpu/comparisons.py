@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import machines
 import numpy as np
 from gpu import inside, policies
 from gpu.engines import Engine
@@ -302,13 +303,16 @@ def _retuned(rates: Sequence[float], document: Document) -> Policy:
 def _window(bench: Bench, policy: Policy, seconds: float, settle: float = SETTLE_SECONDS) -> Record:
     followed = bench.engine.serve(policy, bench.load)
     bench.load.sleep(settle)
+    stolen = machines.stolen_seconds()
     began, ended = bench.load.sleep(seconds)
+    stolen = machines.stolen_seconds() - stolen
     finished = bench.load.done(began, ended)
     record = {
         "policy": policy.name,
         "followedSeconds": round(followed, 2),
         "began": began,
         "seconds": round(ended - began, 4),
+        "stolenSeconds": round(stolen, 2),
         "tokensPerSecond": round(bench.load.tokens(began, ended) / (ended - began), 1),
         "finished": len(finished),
         **_latencies(finished),
