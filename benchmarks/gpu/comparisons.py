@@ -106,12 +106,12 @@ def jumps(
 ) -> None:
     """A load that jumps from one number of open requests to the next and round again."""
     for number, policy in _in_rounds([bench.policy(name) for name in policies], rounds, seed=7):
-        bench.load.keep_open(open[0])
+        bench.load.keep_open(open[0], Shape())
         bench.load.sleep(1.0)
         bench.engine.serve(policy, bench.load)
         began = time.perf_counter()
         for count in [*open, *open]:
-            bench.load.keep_open(count)
+            bench.load.keep_open(count, Shape())
             bench.load.sleep(stay)
         ended = time.perf_counter()
         bench.keep(
@@ -199,24 +199,30 @@ def cost(bench: Bench, open: int, rounds: int = 8, seconds: float = 2.0) -> None
 def bursts(bench: Bench, count: int, requests: Sequence[int], tokens: int = 40, length: int = 1) -> None:
     """Bursts of equal requests that drain together, which have killed engines (ENGINE.md 3)."""
     policy = bench.policy(f"constant {length}")
+    shape = Shape(output_tokens=(tokens, tokens))
     bench.engine.serve(policy, bench.load)
     chance = random.Random(count)
-    survived = 0
+    survived, died = 0, False
     try:
         for _ in range(count):
-            bench.load.burst(chance.randint(*requests), tokens)
+            bench.load.burst(chance.randint(*requests), shape)
             if not bench.load.wait_until_drained(60):
                 raise RuntimeError("a burst did not drain within 60 s")
             survived += 1
+    except Exception:
+        # Not what ends a run before its time: that is no Exception, and says nothing of the engine.
+        died = True
+        raise
     finally:
         bench.keep(
             {
                 "comparison": "bursts",
                 "asked": count,
                 "survived": survived,
+                "died": died,
                 "policy": policy.name,
                 "requests": list(requests),
-                "tokens": tokens,
+                **_shape(shape),
             }
         )
 

@@ -83,7 +83,7 @@ class Load:
 
     # What the caller does
 
-    def keep_open(self, count: int, shape: Shape | None = None) -> None:
+    def keep_open(self, count: int, shape: Shape) -> None:
         """Hold ``count`` requests open from now on, each followed by another (a closed loop).
 
         Those that begin it have any part of an output still to come, as if the loop had always run: begun
@@ -91,14 +91,14 @@ class Load:
         """
         self._require_alive()
         self._first = max(0, count - len(self._open))
-        self._shape = shape or self._shape
+        self._shape = shape
         self._arrivals, self._next = None, None
         self._wanted = count
 
-    def arrive(self, per_second: float, shape: Shape | None = None, seed: int = 1) -> None:
+    def arrive(self, per_second: float, shape: Shape, seed: int = 1) -> None:
         """Send requests at random moments, ``per_second`` on average (an open loop, Poisson)."""
         self._require_alive()
-        self._shape = shape or self._shape
+        self._shape = shape
         gaps = np.random.default_rng([seed, 9])
         start = time.perf_counter()
 
@@ -114,7 +114,7 @@ class Load:
 
     def end(self) -> None:
         """Send nothing more and abort what is open: draining has killed engines (ENGINE.md 3)."""
-        self.keep_open(0)
+        self.keep_open(0, self._shape)
         for _ in range(100):
             left = list(self._open)
             if not left:
@@ -132,10 +132,12 @@ class Load:
             time.sleep(0.005)
         return not self._open
 
-    def burst(self, count: int, tokens: int) -> None:
-        """Send ``count`` equal requests at once; they end together."""
+    def burst(self, count: int, shape: Shape) -> None:
+        """Send ``count`` requests at once; of an output of one length they end together."""
+        self._require_alive()
+        self._shape = shape
         for _ in range(count):
-            self._send(time.perf_counter(), tokens, tokens)
+            self._send(time.perf_counter(), *shape.output_tokens)
 
     def sleep(self, seconds: float) -> tuple[float, float]:
         """Let it run for ``seconds``; returns beginning and end. Raises what ended the load, if it has."""

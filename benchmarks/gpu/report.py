@@ -407,10 +407,18 @@ def _costs(found: Findings) -> str:
 
 def _bursts(found: Findings) -> str:
     rows = [
-        (own.run, own.policy, f"{own.requests[0]}-{own.requests[1]}", own.asked, own.survived)
+        (
+            own.run,
+            own.policy,
+            f"{own.requests[0]}-{own.requests[1]}",
+            f"{own.prompt_tokens:,}",
+            own.asked,
+            own.survived,
+            "died" if own.died else "out of time" if own.survived < own.asked else "",
+        )
         for own in found.bursts
     ]
-    names = ("run", "policy", "requests a burst", "asked", "survived")
+    names = ("run", "policy", "requests a burst", "prompt", "asked", "survived", "then")
     return f"## Draining bursts\n\n{table(names, rows)}" if rows else ""
 
 

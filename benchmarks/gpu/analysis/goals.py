@@ -342,9 +342,7 @@ def _bursts(found: Findings) -> Goal:
     claim, goal = "draining bursts", f"{BURSTS} survived"
     if not found.bursts:
         return _not_run(claim, goal, "a run with bursts")
-    died = tuple(
-        f"{own.run}: {own.survived} of {own.asked}" for own in found.bursts if own.survived < own.asked
-    )
+    died = tuple(f"{own.run}: after {own.survived} of {own.asked}" for own in found.bursts if own.died)
     survived = sum(own.survived for own in found.bursts)
     status: Status = "missed" if died else "met" if survived >= BURSTS else "not run"
     told = ", ".join(f"{own.run}: {own.survived} of {own.asked}" for own in found.bursts)

@@ -59,6 +59,9 @@ class Bursts:
     policy: str
     asked: int
     survived: int
+    died: bool
+    """Whether the engine ended or hung in the next one. If not, the run ended before its time."""
+    prompt_tokens: int
     requests: tuple[int, int]
 
 
@@ -133,6 +136,8 @@ def bursts(run: Run) -> list[Bursts]:
             record["policy"],
             record["asked"],
             record["survived"],
+            record["died"],
+            record["promptTokens"],
             (record["requests"][0], record["requests"][1]),
         )
         for record in run.of("bursts")

@@ -197,7 +197,7 @@ def test_recovery_goals_are_judged_by_the_late_slices() -> None:
     assert judged(made.run(slow))["workload switch"].status == "missed"
 
 
-def test_arrivals_jumps_and_bursts_are_told() -> None:
+def test_arrivals_and_jumps_are_told() -> None:
     arrival = {
         "comparison": "arrivals", "perSecond": 12.0, "promptTokens": 256, "outputTokens": [300, 700],
         "policy": "tuned", "finished": 3, "tokensPerSecond": 100.0, "msToFirstToken": [20.0, 40.0],
@@ -209,14 +209,26 @@ def test_arrivals_jumps_and_bursts_are_told() -> None:
          "tokensPerSecond": rate}
         for policy, rate in (("constant 3", 100.0), ("tuned", 110.0))
     ]  # fmt: skip
-    bursts_told = {"comparison": "bursts", "asked": 200, "survived": 117, "policy": "constant 1"}
-    records.append({**bursts_told, "requests": [100, 230], "tokens": 40})
     found = goals.find([made.run(records)])
     (arrivals,) = found.arrivals
     assert (arrivals.finished, arrivals.ms_to_first_token) == (6, (25.0, 50.0))
     assert found.jumps[0].shares["tuned"].mean == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("survived", "died", "status", "missed"),
+    [(200, False, "met", ()), (117, True, "missed", ("made: after 117 of 200",)), (11, False, "not run", ())],
+)
+def test_an_engine_that_died_in_a_burst_is_told_from_a_run_that_ended(
+    survived: int, died: bool, status: str, missed: tuple[str, ...]
+) -> None:
+    record = {
+        "comparison": "bursts", "asked": 200, "survived": survived, "died": died, "policy": "constant 1",
+        "requests": [100, 230], "promptTokens": 256, "outputTokens": [40, 40],
+    }  # fmt: skip
+    found = goals.find([made.run([record])])
     (bursts,) = [goal for goal in goals.judge(found) if goal.claim == "draining bursts"]
-    assert (bursts.status, bursts.missed) == ("missed", ("made: 117 of 200",))
+    assert (bursts.status, bursts.missed) == (status, missed)
 
 
 def write(folder: Path, own: Run) -> None:
