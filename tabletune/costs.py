@@ -270,6 +270,19 @@ class CostModel:
         """
         return self._change_of_graph(batch_sizes, batch_sizes, draft_length, prompt_tokens)[0]
 
+    def full_graph_prompt_costs(self, batch_sizes: Integers, draft_length: int, prompt_tokens: int) -> Floats:
+        """Return the milliseconds that a prompt would add to a step that ran a full graph all the same.
+
+        As many as the tokens of so many more decoding requests do: one prompt reads the KV cache of one
+        request, so it may be less. NaN where no full graph was measured at this length.
+        """
+        curve = self._rows[self._row_of(draft_length)].curves.get(graphs.FULL)
+        if curve is None:
+            return np.full(len(batch_sizes), np.nan)
+        tokens = batch_sizes * (draft_length + 1)
+        added: Floats = np.maximum(0.0, curve.at(tokens + prompt_tokens) - curve.at(tokens))
+        return added
+
     def prompt_work(self, prompt_tokens: int) -> float | None:
         """Return the milliseconds that each prompt's own tokens take; None where that was not measured.
 

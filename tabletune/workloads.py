@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from tabletune import tables, traffic
+from tabletune import graphs, tables, traffic
 from tabletune.acceptance import expected_tokens_of
 from tabletune.costs import CostModel, Evidence, Floats
 from tabletune.documents import Acceptance, Profile, Table
@@ -129,6 +129,35 @@ class Workload:
         own = rest if work is None else np.minimum(work, rest)
         return change + (rest - own), np.broadcast_to(own, change.shape)
 
+    @property
+    def piecewise_beside_prompts(self) -> npt.NDArray[np.bool_]:
+        """Which steps run piecewise where a prompt shares them, a row per length."""
+        kinds = [
+            graphs.dispatch_batches(self.model.settings, self.batch_sizes, length, self.prompt_tokens).kinds
+            for length in self.draft_lengths
+        ]
+        piecewise: npt.NDArray[np.bool_] = np.array(kinds) == graphs.PIECEWISE
+        return piecewise
+
+    def served_by_full_graphs(self) -> Floats:
+        """Return :meth:`served` under the settings in force if prompts made no step run piecewise.
+
+        Those steps run full graphs instead, which are taken to be as quick as those of pure steps.
+        """
+        change, own = self._prompt_costs(self.model)
+        full = np.array(
+            [
+                self.model.full_graph_prompt_costs(self.batch_sizes, length, self.prompt_tokens)
+                for length in self.draft_lengths
+            ]
+        )
+        # Never more than piecewise: the tokens of decoding requests are dearer than those of a prompt.
+        full = np.minimum(full, change + own)
+        piecewise = self.piecewise_beside_prompts
+        costs = np.where(piecewise, 0.0, change), np.where(piecewise, full, own)
+        rows = self._preferred(self.model.settings, prompts=True)
+        return self._closed_loops(self.model, rows, *costs)
+
     def of_table(self, times: Floats) -> Floats:
         """Return, by batch size, the entry of the table's own length in ``times`` (a row per length)."""
         chosen: Floats = times[self.chosen, self.batch_sizes - 1]
@@ -142,7 +171,8 @@ class Workload:
         """
         rows = self._preferred(settings, prompts)
         if prompts:
-            served = self._closed_loops(settings, rows)
+            model = self.model.under(settings)
+            served = self._closed_loops(model, rows, *self._prompt_costs(model))
         else:
             served = self.decode_times(settings)[rows, self.batch_sizes - 1]
         limited: Floats = served[np.minimum(self.batch_sizes, settings.max_num_seqs) - 1]
@@ -164,10 +194,13 @@ class Workload:
         better = self.of_table(known) < known.max(axis=0) * (1 - SWITCH_GAIN)
         return np.where(better, known.argmax(axis=0), self.chosen)
 
-    def _closed_loops(self, settings: GraphSettings, rows: npt.NDArray[np.intp]) -> Floats:
+    def _closed_loops(
+        self, model: CostModel, rows: npt.NDArray[np.intp], change: Floats, own: Floats
+    ) -> Floats:
         """Return the time per token, in milliseconds, with N requests open, for each N from 1.
 
-        ``rows`` is the length by batch size, an index into ``draft_lengths``.
+        ``rows`` is the length by batch size, an index into ``draft_lengths``; ``change`` and ``own`` are
+        what prompts cost (:meth:`_prompt_costs`).
 
         Of N requests n end in each step, as many as its tokens are over a request's, at random (Poisson). A
         place is taken a step later. So a step has N less those that ended in the step before, and prompts for
@@ -176,10 +209,8 @@ class Workload:
         sizes without a full graph, and few captured sizes, cost in service: a third of the goodput on an H200
         (docs/performance.md), of which steps of one batch size show nothing.
         """
-        model = self.model.under(settings)
         sizes, kept = self.batch_sizes, self.expected_tokens[rows]
         pure = self._step_times(model)
-        change, own = self._prompt_costs(model)
         ending = sizes * kept / (self.output_tokens + kept)
         counts = np.arange(MOST_ENDING + 1)[:, np.newaxis]
         chances = ending**counts / np.cumprod(np.maximum(counts, 1), axis=0)
@@ -214,10 +245,7 @@ class Workload:
 
     def most(self, settings: GraphSettings) -> tuple[int, float] | None:
         """Return with how many requests open ``settings`` gain most, and what; None where that is unknown."""
-        gains = self.served(self.model.settings) / self.served(settings) - 1
-        if np.isnan(gains).any():
-            return None
-        return int(gains.argmax()) + 1, float(gains.max())
+        return most_gained(self.served(self.model.settings), self.served(settings))
 
     def mean_gain(self, before: Floats, after: Floats) -> float | None:
         """Return the weighted geometric mean of ``before / after``, less 1; None where any is NaN."""
@@ -228,6 +256,12 @@ class Workload:
         """Return whether ``settings`` gain more than ``least``, or nothing measured tells."""
         gains = (self.gain(settings, over, prompts) for prompts in (True, False))
         return next((gain > least for gain in gains if gain is not None), True)
+
+
+def most_gained(before: Floats, after: Floats) -> tuple[int, float] | None:
+    """Return with how many requests open times ``after`` gain most, and what; None where any is NaN."""
+    gains = before / after - 1
+    return None if np.isnan(gains).any() else (int(gains.argmax()) + 1, float(gains.max()))
 
 
 def _weights(grid: Sequence[int], max_batch_size: int) -> Floats:

@@ -51,9 +51,9 @@ class ModeAdvice:
     advised: str | None
     """The mode advised; None where the advice names none."""
     experiment: bool
-    """Whether the advice has FULL as an experiment only, without a gain."""
+    """Whether the advice has FULL as an experiment, with the most that it may gain."""
     right: bool | None
-    """None where mode and default tie, or nothing was advised but an experiment."""
+    """None where mode and default tie."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def full_mode(runs: Sequence[Run], loops: dict[str, list[LoopResult]]) -> list[A
 def mode_advice(
     runs: Sequence[Run], loops: dict[str, list[LoopResult]], full: Sequence[Across]
 ) -> list[ModeAdvice]:
-    """Return, by prompt length, whether the advice on cudagraph_mode was right.
+    """Return, by prompt length, whether the advice on cudagraph_mode was right: FULL is named where it gains.
 
     In each loop the best policy in mode FULL is held against the best of the same ones in the default mode.
     """
@@ -141,9 +141,8 @@ def mode_advice(
         )
         changes = [change for change in told.changes if change.setting == ADVISED_MODE]
         experiment = told.cudagraph_mode is None and any(change.recommended == "FULL" for change in changes)
-        right: bool | None = None
-        if not ratio.ties() and not experiment:
-            right = (ratio.mean > 1) == (told.cudagraph_mode == "FULL")
+        worth = experiment or told.cudagraph_mode == "FULL"
+        right = None if ratio.ties() else (ratio.mean > 1) == worth
         found.append(ModeAdvice(name, other, prompt_tokens, ratio, told.cudagraph_mode, experiment, right))
     return found
 

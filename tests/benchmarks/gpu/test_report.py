@@ -93,9 +93,12 @@ def test_full_mode_is_compared_with_the_same_capture_sizes() -> None:
     (advice,) = found.mode_advice
     # The best of the policies that both were served with: constant 3.
     assert advice.ratio.mean == pytest.approx(1.1)
-    # This document has FULL as an experiment only, which is neither right nor wrong.
+    # This document has FULL as an experiment, which is right where it gains.
     assert advice.experiment
-    assert advice.right is None
+    assert advice.right
+    slower = run("full", serve, constant_0=450.0, constant_3=900.0)
+    (advice,) = goals.find([slower, default, advised]).mode_advice
+    assert advice.right is False
 
 
 def test_second_run_agrees_by_shares_of_the_same_constant() -> None:
