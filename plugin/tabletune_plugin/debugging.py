@@ -44,6 +44,7 @@ def describe(snapshot: Snapshot) -> dict[str, object]:
         "shifts": report.shifts,
         "explorations": snapshot.explorations,
         "failures": report.failures,
+        "ownSeconds": plain(snapshot.own_seconds),
         "stepTimesComparable": report.comparable,
         "decision": _decision(report.outcome),
         "settings": settings.shown(snapshot.settings),

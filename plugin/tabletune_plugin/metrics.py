@@ -8,9 +8,10 @@ metric costs the engine nothing until somebody asks for it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,6 +22,9 @@ from tabletune_plugin import tallying
 from tabletune_plugin.settings import Settings
 from tabletune_plugin.states import Engine, Report
 from tabletune_plugin.tallying import Totals
+
+SCHEDULER, SPANS, CONTROL = "scheduler", "spans", "control"
+"""Parts of the plugin that take an engine's time: what follows each step, GPU spans, the control's thread."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Snapshot:
     explorations: int
     looked_at: float | None = None
     """When the file was last looked at, seconds since 1970; ``None`` where nobody looks."""
+    own_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Seconds that the plugin itself has taken, by part; empty where it does nothing."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class PluginCollector(Collector):
         """Yield the metrics of this moment."""
         snapshot = self._snapshot()
         yield from _activity(snapshot)
+        yield from _own(snapshot.own_seconds)
         if snapshot.totals is not None:
             yield from _counts(snapshot.totals)
             yield from _steps(snapshot.totals, timed=snapshot.report.comparable)
@@ -113,6 +120,18 @@ def _activity(snapshot: Snapshot) -> Iterator[Metric]:
         ["field", "minor"],
         [([found.field, "yes" if found.minor else "no"], 1.0) for found in report.differences],
     )
+
+
+def _own(seconds: Mapping[str, float]) -> Iterator[Metric]:
+    if seconds:
+        yield _counter(
+            "tabletune_plugin_seconds",
+            "What TableTune itself took: scheduler, seconds of the engine core's thread after steps; spans,"
+            " seconds of the model runner's thread for GPU spans; control, processor seconds of the control's"
+            " own thread, for which the engine's may have to wait. Scrapes are not in it.",
+            ["part"],
+            [([part], value) for part, value in seconds.items()],
+        )
 
 
 def _counts(totals: Totals) -> Iterator[Metric]:

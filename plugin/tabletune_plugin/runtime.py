@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tabletune_plugin import metrics, serving
 from tabletune_plugin.controller import Controller
@@ -37,6 +37,8 @@ class Runtime:
         self._controller: Controller | None = None
         self._tally: Tally | None = None
         self._steering: Steering | None = None
+        self._tap: Tap | None = None
+        self._control_seconds = 0.0
         self._engine: Engine | None = None
         self._looked_at: float | None = None
         self._stopping = threading.Event()
@@ -76,7 +78,7 @@ class Runtime:
         controller.start()
         runtime = cls(settings, lambda: controller.report)
         runtime._engine, runtime._controller = engine, controller
-        runtime._tally, runtime._steering = tally, steering
+        runtime._tally, runtime._steering, runtime._tap = tally, steering, tap
         runtime._looked_at = time.time()
         runtime._thread = threading.Thread(target=runtime._run, name="tabletune-control", daemon=True)
         runtime._thread.start()
@@ -113,7 +115,18 @@ class Runtime:
             totals=self._tally.totals() if self._tally is not None else None,
             explorations=steering.explorations if steering is not None else 0,
             looked_at=self._looked_at,
+            own_seconds=self._own_seconds(),
         )
+
+    def _own_seconds(self) -> Mapping[str, float]:
+        tap = self._tap
+        if tap is None:
+            return {}
+        return {
+            metrics.SCHEDULER: tap.own_seconds,
+            metrics.SPANS: tap.span_seconds(),
+            metrics.CONTROL: self._control_seconds,
+        }
 
     def _run(self) -> None:
         controller = self._controller
@@ -124,6 +137,8 @@ class Runtime:
             except Exception:
                 # The controller handles its own; this is what it could not even tell.
                 logger.debug("TableTune's controller could not handle its failure", exc_info=True)
+            # Of this thread alone, since it began. The engine's thread may have to wait for it.
+            self._control_seconds = time.thread_time()
             self._ticked.set()
             self._stopping.wait(self._settings.poll_seconds)
 

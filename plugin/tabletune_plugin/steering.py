@@ -23,6 +23,12 @@ from tabletune_plugin.engine.steps import Step
 class Tap(Protocol):
     """What is needed of the tap on the scheduler."""
 
+    own_seconds: float
+    """Seconds that reading steps has taken on the engine's thread."""
+
+    def span_seconds(self) -> float:
+        """Return the seconds that recording GPU spans has taken where the model runs."""
+
     def set_lookup(self, lookup: Sequence[int]) -> None:
         """Put ``lookup`` in force from the next scheduled step on."""
 

@@ -86,6 +86,16 @@ def test_counts_are_by_position_from_1(adapting: Rig) -> None:
     assert found["tabletune_requests_total"] == {(("proposed", "no"),): 0.0, (("proposed", "yes"),): 598.0}
 
 
+def test_what_the_plugin_itself_took_is_by_part(adapting: Rig) -> None:
+    own = {metrics.SCHEDULER: 1.5, metrics.SPANS: 0.0, metrics.CONTROL: 0.25}
+    found = scrape(dataclasses.replace(snapshot_of(adapting), own_seconds=own))
+    assert found["tabletune_plugin_seconds_total"] == {
+        (("part", "scheduler"),): 1.5,
+        (("part", "spans"),): 0.0,
+        (("part", "control"),): 0.25,
+    }
+
+
 def test_every_reason_has_a_series(adapting: Rig) -> None:
     report = dataclasses.replace(adapting.report, reason="FingerprintDiffers", also=("StatisticsOff",))
     found = scrape(dataclasses.replace(snapshot_of(adapting), report=report, looked_at=1e9))

@@ -94,6 +94,26 @@ def test_steps_are_counted_and_shown(start: Start) -> None:
     assert sum(total[0] for total in totals.steps.values()) == 5
 
 
+def test_own_seconds_are_by_part_and_the_control_threads_its_own(
+    start: Start, tap: engines.Tap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(self: Controller, now: float) -> None:
+        time.sleep(0.05)
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
+
+    monkeypatch.setattr(Controller, "tick", work)
+    began = time.monotonic()
+    running = start(TABLETUNE_POLL_SECONDS="0.1")
+    wait_until(lambda: running.snapshot().own_seconds["control"] >= 0.03)
+    tap.own_seconds = 0.75
+    found = running.snapshot().own_seconds
+    assert (found["scheduler"], found["spans"]) == (0.75, 0.5)
+    # Waiting is no work.
+    assert found["control"] < (time.monotonic() - began) / 2
+
+
 def test_threads_are_daemons_and_end_with_stop(start: Start) -> None:
     before = set(threading.enumerate())
     running = start(TABLETUNE_METRICS_PORT=str(free_port()))
@@ -120,6 +140,7 @@ def test_inactive_runtime_serves_its_reason(path: Path) -> None:
     try:
         wait_for(port)
         assert b'tabletune_active{reason="NoLookup"} 0.0' in get(port, "/metrics")[2]
+        assert running.snapshot().own_seconds == {}
         running.on_step(engines.step())  # nothing to count it, and nothing raises
     finally:
         running.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import subprocess
@@ -55,13 +56,30 @@ def test_last_steps_are_all_kept(table: Spans) -> None:
 def test_another_process_writes_what_this_one_reads(table: Spans) -> None:
     # As a worker of tensor parallelism does: spawned, and given the name alone.
     context = multiprocessing.get_context("spawn")
-    worker = context.Process(target=stand_ins.write_spans, args=(table.name, {0: 1.5, 7: 2.5, CAPACITY: 3.5}))
+    written = {0: 1.5, 7: 2.5, CAPACITY: 3.5}
+    worker = context.Process(target=stand_ins.write_spans, args=(table.name, written, 0.125))
     worker.start()
     worker.join(30)
     assert worker.exitcode == 0
     assert [table.read(step) for step in (0, 7, CAPACITY, 8)] == [None, 2.5, 3.5, None]
+    assert table.own_seconds() == 0.125
     table.write(8, 4.5)  # the memory outlives the writer
     assert table.read(8) == 4.5
+
+
+@pytest.mark.parametrize("left", [-1.0, math.nan, math.inf])
+def test_what_is_no_time_is_not_taken_for_one(table: Spans, left: float) -> None:
+    table.write_own_seconds(left)
+    assert table.own_seconds() == 0.0
+
+
+def test_seconds_of_recording_are_no_steps_span(table: Spans) -> None:
+    for step in range(CAPACITY):
+        table.write(step, 1.0)
+    assert table.own_seconds() == 0.0
+    table.write_own_seconds(2.5)
+    assert all(table.read(step) == 1.0 for step in range(CAPACITY))
+    assert table.own_seconds() == 2.5
 
 
 def test_unlinked_memory_is_gone_but_for_those_who_have_it() -> None:
@@ -110,6 +128,10 @@ class Gpu:
     def __init__(self) -> None:
         self.now = self.done = 0.0
         self.events = 0
+        self.seconds = 0.0
+        """On the host's clock."""
+        self.call_seconds = 0.0
+        """What each call of an event takes of it."""
 
     def torch(self, available: bool = True) -> Any:
         """What stands in for the module."""
@@ -124,12 +146,15 @@ class Event:
         self._gpu, self._at = gpu, -1.0
 
     def record(self) -> None:
+        self._gpu.seconds += self._gpu.call_seconds
         self._at = self._gpu.now
 
     def query(self) -> bool:
+        self._gpu.seconds += self._gpu.call_seconds
         return self._gpu.done >= self._at
 
     def elapsed_time(self, end: Event) -> float:
+        self._gpu.seconds += self._gpu.call_seconds
         return end._at - self._at
 
 
@@ -141,9 +166,11 @@ class Runner:
         self.takes = 4.0
 
     def execute_model(self, scheduler_output: Any, intermediate: Any = None) -> str:
+        self._gpu.seconds += 1.0
         return "executed"
 
     def sample_tokens(self, grammar: Any) -> str:
+        self._gpu.seconds += 1.0
         self._gpu.now += self.takes
         return "sampled"
 
@@ -207,6 +234,22 @@ def test_steps_without_the_model_are_not_counted(worker: Any, runner: Runner, gp
     gpu.done = gpu.now
     step(runner)
     assert [table.read(number) for number in range(3)] == [1.0, 2.0, None]
+
+
+def test_recording_counts_its_own_seconds_and_none_of_the_models(
+    worker: Any, runner: Runner, gpu: Gpu, table: Spans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "time", SimpleNamespace(perf_counter=lambda: gpu.seconds))
+    gpu.call_seconds = 0.001
+    step(runner)
+    # Two events recorded; the model's two seconds are its own.
+    assert table.own_seconds() == pytest.approx(0.002)
+    gpu.done = gpu.now
+    step(runner)
+    # Beside its own two, the first step's end asked for and its time read.
+    assert table.own_seconds() == pytest.approx(0.006)
+    step(runner, tokens=0)  # the second, which has not come, asked for; nothing recorded
+    assert table.own_seconds() == pytest.approx(0.007)
 
 
 def test_events_are_used_again(worker: Any, runner: Runner, gpu: Gpu) -> None:

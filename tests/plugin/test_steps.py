@@ -231,6 +231,33 @@ def test_detached_scheduler_is_as_it_was(tap: Tap, scheduler: Scheduler, seen: l
     assert [step.number for step in seen] == [0]
 
 
+# What it takes
+
+
+def test_tap_counts_its_own_seconds_and_none_of_the_schedulers(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    plain = scheduler.update_from_output
+
+    def update(*args: Any) -> Any:
+        clock.now += 1.0
+        return plain(*args)
+
+    def on_step(step: Step) -> None:
+        clock.now += 0.001
+        if step.number == 1:
+            raise RuntimeError
+
+    monkeypatch.setattr(scheduler, "update_from_output", update)
+    tap = steps.attach(scheduler, on_step)
+    # A step that raises took its time, too.
+    for number in range(1, 4):
+        scheduler.update_from_output(scheduled({"a": 1}), returned())
+        assert tap.own_seconds == pytest.approx(number * 0.001)
+
+
 # GPU spans
 
 
@@ -279,9 +306,13 @@ def test_spans_of_rank_0_are_read_by_step_counted_from_the_moment_of_attaching(
     (recorder,) = executor.recorders
     recorder.write(0, 4.5)
     assert tap.gpu_span_ms(0) == 4.5
+    assert tap.span_seconds() == 0.0
+    recorder.write_own_seconds(1.5)
+    assert tap.span_seconds() == 1.5
     recorder.close()
     tap.detach()
     assert tap.gpu_span_ms(0) is None
+    assert tap.span_seconds() == 0.0
 
 
 def test_workers_record_until_the_tap_is_detached(tap: Tap) -> None:

@@ -12,6 +12,8 @@ run the model, from a moment when none is in flight.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from multiprocessing import shared_memory
 from typing import Any, Protocol
@@ -29,18 +31,19 @@ class Spans:
     """Milliseconds on the GPU of the last steps, in memory that several processes share.
 
     Slot ``n % CAPACITY`` holds ``(n, milliseconds)`` of step ``n``; the number tells a reader whether
-    the slot is still, or already, that step's.
+    the slot is still, or already, that step's. One row more holds the seconds that recording itself took.
     """
 
     def __init__(self, memory: shared_memory.SharedMemory) -> None:
         self._memory = memory
-        self._slots: npt.NDArray[np.float64] = np.ndarray((CAPACITY, 2), np.float64, memory.buf)
+        self._slots: npt.NDArray[np.float64] = np.ndarray((CAPACITY + 1, 2), np.float64, memory.buf)
 
     @classmethod
     def create(cls) -> Spans:
         """Return an empty table of spans in new shared memory."""
-        spans = cls(shared_memory.SharedMemory(create=True, size=CAPACITY * 16))
-        spans._slots[:] = -1.0
+        spans = cls(shared_memory.SharedMemory(create=True, size=(CAPACITY + 1) * 16))
+        spans._slots[:CAPACITY] = -1.0
+        spans._slots[CAPACITY] = 0.0
         return spans
 
     @property
@@ -59,6 +62,15 @@ class Spans:
         """Return the span of step number ``step`` in milliseconds; ``None`` while it is not known."""
         slot = self._slots[step % CAPACITY]
         return float(slot[1]) if slot[0] == step else None
+
+    def write_own_seconds(self, seconds: float) -> None:
+        """Store the seconds that recording has taken so far."""
+        self._slots[CAPACITY, 0] = seconds
+
+    def own_seconds(self) -> float:
+        """Return the seconds that recording has taken; 0 where another process left what is no time."""
+        seconds = float(self._slots[CAPACITY, 0])
+        return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -82,6 +94,7 @@ class _Recorder:
     def __init__(self, runner: Any, spans: Spans) -> None:
         self._runner, self._spans = runner, spans
         self._step = 0
+        self._own_seconds = 0.0
         self._start: _Event | None = None
         self._pending: deque[tuple[int, _Event, _Event]] = deque(maxlen=64)
         self._free: list[_Event] = []
@@ -89,20 +102,25 @@ class _Recorder:
         runner.execute_model, runner.sample_tokens = self._on_execute_model, self._on_sample_tokens
 
     def _on_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
         self._collect()
         if scheduler_output.total_num_scheduled_tokens > 0:
             self._start = self._event()
             self._start.record()
+        self._own_seconds += time.perf_counter() - began
         return self._execute_model(scheduler_output, *args, **kwargs)
 
     def _on_sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         output = self._sample_tokens(*args, **kwargs)
+        began = time.perf_counter()
         if self._start is not None:
             end = self._event()
             end.record()
             self._pending.append((self._step, self._start, end))
             self._start = None
             self._step += 1
+        self._own_seconds += time.perf_counter() - began
+        self._spans.write_own_seconds(self._own_seconds)
         return output
 
     def _collect(self) -> None:

@@ -76,6 +76,8 @@ class Tap:
 
     def __init__(self, scheduler: Any, on_step: Callable[[Step], None]) -> None:
         self.on_step = on_step
+        self.own_seconds = 0.0
+        """Seconds that reading steps has taken on the engine's thread, ``on_step`` included."""
         self._scheduler = scheduler
         self._number = 0
         self._previous: float | None = None
@@ -125,6 +127,10 @@ class Tap:
         """Return the span of step ``number`` in milliseconds; ``None`` while, or where, it is not known."""
         return self._spans.read(number) if self._spans is not None else None
 
+    def span_seconds(self) -> float:
+        """Return the seconds that recording spans has taken where the model runs; 0 where none are."""
+        return self._spans.own_seconds() if self._spans is not None else 0.0
+
     def detach(self) -> None:
         """Give the scheduler its own method and lookup back, and the workers theirs."""
         self._scheduler.update_from_output = self._update_from_output
@@ -137,6 +143,7 @@ class Tap:
     def _on_update(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         arrived = time.perf_counter()
         outputs = self._update_from_output(scheduler_output, model_runner_output)
+        began = time.perf_counter()
         try:
             if scheduler_output.total_num_scheduled_tokens > 0:
                 self.on_step(self._step(arrived, scheduler_output, model_runner_output, outputs))
@@ -145,6 +152,7 @@ class Tap:
             if not self._complained:
                 self._complained = True
                 logger.exception("TableTune could not read a step; serving goes on")
+        self.own_seconds += time.perf_counter() - began
         return outputs
 
     def _step(self, arrived: float, scheduled: Any, returned: Any, outputs: Any) -> Step:
