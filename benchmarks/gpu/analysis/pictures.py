@@ -100,7 +100,8 @@ def _loads_panel(axis: Axes, own: Sequence[LoopResult], title: str, limits: tupl
         axis.plot(
             np.arange(len(own)), shares, color="#000000" if longest else "#9a9a9a", zorder=2,
             linewidth=1.2 if longest else 0.9, linestyle=SHAPES[length % len(SHAPES)],
-            label=f"constant {length}",
+            # A single load has no line.
+            marker=f"${length}$", markersize=5, markeredgewidth=0.3, label=f"constant {length}",
         )  # fmt: skip
     drawn = [name for name in COLOURS if name in names]
     for place, name in enumerate(drawn):
