@@ -30,6 +30,8 @@ RAMP_SECONDS = 3.0
 SLICE_SECONDS = 2.5
 FOLLOW_SECONDS = 0.15
 """Until the plugin has read a new document, which it looks for every tenth of a second."""
+BYPASSED = {"plugin adapting": "", "without spans": "spans", "without plugin": "plugin"}
+"""What of the plugin is out of the engine's path (`inside.bypass`) in each policy of :func:`cost`."""
 BURST_SECONDS = 1.5
 """Of 165 requests with prompts of 256 tokens, on an H200; a guess, for none was run."""
 
@@ -167,9 +169,10 @@ def recovery(
 
 
 def cost(bench: Bench, open: int, rounds: int = 8, seconds: float = 2.0) -> None:
-    """The same length with the plugin adapting and with the plugin out of the engine's path.
+    """The same length with the plugin adapting, without its GPU spans, and without the plugin.
 
-    The document is a table of one length and no other is allowed, so that both serve the same.
+    The document is a table of one length and no other is allowed, so that all serve the same. Throughput
+    tells differences of some percent; how little it is, the seconds that the plugin counts as its own.
     """
     length = tables.length_at(bench.document.table, open)
     constant = policies.adapting(bench.policy(f"constant {length}").document)
@@ -179,20 +182,28 @@ def cost(bench: Bench, open: int, rounds: int = 8, seconds: float = 2.0) -> None
     bench.load.sleep(_ramp(open, Shape().prompt_tokens))
     bench.engine.serve(adapting, bench.load)
     for number in range(rounds):
-        for without in random.Random(number).sample([True, False], 2):
-            bench.engine.call(inside.bypass, without)
+        for policy in random.Random(number).sample(list(BYPASSED), len(BYPASSED)):
+            bench.engine.call(inside.bypass, BYPASSED[policy])
             bench.load.sleep(SETTLE_SECONDS)
+            own, stolen = bench.engine.call(inside.own_seconds), machines.stolen_seconds()
             began, ended = bench.load.sleep(seconds)
-            bench.keep(
-                {
-                    "comparison": "cost",
-                    "open": open,
-                    "round": number,
-                    "policy": "without plugin" if without else adapting.name,
-                    "tokensPerSecond": bench.load.tokens(began, ended) / (ended - began),
-                }
-            )
-    bench.engine.call(inside.bypass, False)
+            stolen = machines.stolen_seconds() - stolen
+            record = {
+                "comparison": "cost",
+                "open": open,
+                "round": number,
+                "policy": policy,
+                "began": began,
+                "seconds": round(ended - began, 4),
+                "stolenSeconds": round(stolen, 2),
+                "tokensPerSecond": bench.load.tokens(began, ended) / (ended - began),
+            }
+            if policy != "without plugin":
+                grown = bench.engine.call(inside.own_seconds)
+                record["ownSeconds"] = {part: round(grown[part] - own[part], 6) for part in grown}
+            bench.keep(record)
+            bench.load.forget(began)
+    bench.engine.call(inside.bypass, "")
     bench.load.end()
 
 
@@ -269,7 +280,7 @@ def expected_seconds(entry: Record) -> float:
             references = (policies + ("rates" in entry)) * 2 * entry.get("rounds", 3)
             seconds = ramps + len(entry["start"]) * (entry["seconds"] + references * window)
         case "cost":
-            seconds = ramps + rounds * 2 * (entry["seconds"] + SETTLE_SECONDS)
+            seconds = ramps + rounds * len(BYPASSED) * (entry["seconds"] + SETTLE_SECONDS)
         case "bursts":
             seconds = entry["count"] * BURST_SECONDS
         case _:

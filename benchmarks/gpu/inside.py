@@ -7,8 +7,10 @@ every step, and through it a rival's control can steer the engine in the plugin'
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 from control import controllers
 
 from tabletune import documents
+from tabletune_plugin import metrics
 from tabletune_plugin.engine import hooking, spans
 from tabletune_plugin.engine.steps import Step, Tap
 from tabletune_plugin.runtime import Runtime
@@ -41,11 +44,18 @@ class Recorder:
         self.late: deque[tuple[int, list[float]]] = deque()
         self.rivals: dict[str, Rival] = {}
         self.rival: Rival | None = None
+        self.own_seconds = 0.0
+        """Seconds on the engine's thread that are the benchmark's and not the plugin's."""
         tap.on_step = self.on_step
 
     def on_step(self, step: Step) -> None:
         """Take in one step after the plugin has."""
         self.plugin(step)
+        began = time.perf_counter()
+        self._keep(step)
+        self.own_seconds += time.perf_counter() - began
+
+    def _keep(self, step: Step) -> None:
         if self.rival is not None:
             self.rival.on_step(step)
         row = [
@@ -150,6 +160,13 @@ def report(core: Any) -> dict[str, Any]:
     }
 
 
+def own_seconds(core: Any) -> dict[str, float]:
+    """Return the seconds that the plugin has counted as its own, by part, without the benchmark's."""
+    found = dict(_runtime(core).snapshot().own_seconds)
+    found[metrics.SCHEDULER] -= _recording().own_seconds
+    return found
+
+
 def steer(_core: Any, name: str, document: bytes) -> None:
     """Let a rival steer from now on (``turbo``, ``nightjar``), or none (the empty name).
 
@@ -190,15 +207,20 @@ def accept(core: Any, rates: list[float]) -> None:
     core.model_executor.collective_rpc(_accept_in_worker, args=(rates,))
 
 
-def bypass(core: Any, without: bool) -> None:
-    """Take the plugin out of the engine's path, its lookup aside, or put it back.
+def bypass(core: Any, part: str) -> None:
+    """Take a part of the plugin out of the engine's path, or nothing (the empty name).
 
-    Only for measuring what it costs: while it is out, a step in flight may be counted on one side only, so
-    that spans no longer belong to their steps. Steps are not recorded then either.
+    ``spans``: no GPU spans are recorded. ``plugin``: nothing runs there, its lookup aside; steps are not
+    recorded then either. Whatever is out, steps are counted on both sides, so that spans stay with theirs.
     """
     tap = _recording().tap
-    core.scheduler.update_from_output = tap._update_from_output if without else tap._on_update
-    core.model_executor.collective_rpc(_bypass_in_worker, args=(without,))
+    if part == "plugin":
+        core.scheduler.update_from_output = functools.partial(_count_update, tap)
+        # The next interval would be as long as the plugin was out.
+        tap._previous = None
+    else:
+        core.scheduler.update_from_output = tap._on_update
+    core.model_executor.collective_rpc(_bypass_in_worker, args=(part != "",))
 
 
 def quiet(_core: Any) -> None:
@@ -209,8 +231,10 @@ def quiet(_core: Any) -> None:
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (record, keep, following, report, steer, forget, unlearn, accept, bypass, quiet)
-}
+    for function in (
+        record, keep, following, report, own_seconds, steer, forget, unlearn, accept, bypass, quiet,
+    )
+}  # fmt: skip
 
 
 def _accept_in_worker(worker: Any, rates: list[float]) -> None:
@@ -224,12 +248,43 @@ def _accept_in_worker(worker: Any, rates: list[float]) -> None:
     held.copy_(torch.tensor(unconditional_to_conditional_rates(rates), dtype=held.dtype))
 
 
+def _count_update(tap: Tap, scheduled: Any, returned: Any) -> Any:
+    """Do what vLLM does with a step's result, and count the step as the tap would."""
+    outputs = tap._update_from_output(scheduled, returned)
+    if scheduled.total_num_scheduled_tokens > 0:
+        tap._number += 1
+    return outputs
+
+
 def _bypass_in_worker(worker: Any, without: bool) -> None:
     runner = spans.runner_of(worker)
     recorder = getattr(runner, spans._RECORDER, None)
-    if recorder is not None:
-        runner.execute_model = recorder._execute_model if without else recorder._on_execute_model
-        runner.sample_tokens = recorder._sample_tokens if without else recorder._on_sample_tokens
+    if recorder is None:
+        return
+    if without:
+        counting = _Counting(recorder)
+        runner.execute_model, runner.sample_tokens = counting.execute_model, counting.sample_tokens
+    else:
+        runner.execute_model = recorder._on_execute_model
+        runner.sample_tokens = recorder._on_sample_tokens
+
+
+class _Counting:
+    """In a recorder's place: counts the steps that run the model, and records nothing."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._runs = False
+
+    def execute_model(self, scheduler_output: Any, *arguments: Any, **named: Any) -> Any:
+        self._runs = scheduler_output.total_num_scheduled_tokens > 0
+        return self._recorder._execute_model(scheduler_output, *arguments, **named)
+
+    def sample_tokens(self, *arguments: Any, **named: Any) -> Any:
+        output = self._recorder._sample_tokens(*arguments, **named)
+        self._recorder._step += self._runs
+        self._runs = False
+        return output
 
 
 def _recording() -> Recorder:

@@ -22,7 +22,7 @@ import numpy as np
 BENCHMARKS = Path(__file__).parents[1]
 sys.path[:0] = [str(BENCHMARKS)]
 
-from gpu.analysis import goals, pictures, profiles, recoveries, runs, stepping  # noqa: E402
+from gpu.analysis import goals, others, pictures, profiles, recoveries, runs, stepping  # noqa: E402
 from gpu.analysis.closed_loops import LoopResult  # noqa: E402
 from gpu.analysis.goals import Findings, Goal  # noqa: E402
 from gpu.analysis.ratios import Estimate  # noqa: E402
@@ -108,12 +108,12 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
-def share(value: Estimate | None, mark: bool = True) -> str:
+def share(value: Estimate | None, mark: bool = True, digits: int = 1) -> str:
     """Return a ratio in percent with its standard error; ≈ marks a tie with 100%."""
     if value is None:
         return ""
-    error = "" if value.error is None else f" ± {100 * value.error:.1f}"
-    return f"{100 * value.mean:.1f}{error}" + (" ≈" if mark and value.ties() else "")
+    error = "" if value.error is None else f" ± {100 * value.error:.{digits}f}"
+    return f"{100 * value.mean:.{digits}f}{error}" + (" ≈" if mark and value.ties() else "")
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -189,13 +189,14 @@ def _settings(found: Findings) -> str:
         )
         arguments = " ".join(_short(part) for part in own["serve"])
         steps = "no step log" if own["steps"] is None else f"{own['steps']:,} steps"
+        stolen = "" if run.stolen_cpus is None else f", the host took {run.stolen_cpus:.2f} CPUs of it"
         found_as = "" if own["documentFound"] else " (not found: nothing is predicted)"
         parts.append(
             f"**{run.name}** ({own['kind']}): {own['date']}, {own['gpu']}, vLLM {own['versions']['vllm']},"
             f" torch {own['versions']['torch']}, {own['runner']} runner; {target} with {method}"
             f"{f' ({drafter})' if drafter else ''}, at most {own['maxNumSeqs']} requests; started in"
             f" {number(own['secondsStart'], 0) or '?'} s, measured for"
-            f" {number(own['secondsMeasured'], 0) or '?'} s, {own['records']} records, {steps}."
+            f" {number(own['secondsMeasured'], 0) or '?'} s, {own['records']} records, {steps}{stolen}."
             f" Document `{own['document']}`{found_as}.\n"
             f"Table in force: {ranges}.\nArguments: `{arguments}`.\n"
         )
@@ -391,18 +392,31 @@ def _arrivals(found: Findings) -> str:
 
 
 def _costs(found: Findings) -> str:
-    rows = [
-        (
-            own.run,
-            own.open,
-            share(own.cost, mark=False),
-            own.cost.rounds,
-            *(number(rate.mean, 0) for _, rate in sorted(own.tokens_per_second.items())),
-        )
-        for own in found.costs
-    ]
-    names = ("run", "open", "cost, % of throughput", "rounds", "tokens/s adapting", "without the plugin")
-    return f"## The plugin's cost\n\n{table(names, rows)}" if rows else ""
+    counted = any(own.own is not None for own in found.costs)
+    names = ["run", "open", "cost, % of throughput", "rounds", "tokens/s adapting", "without the plugin"]
+    if counted:
+        names[3:3] = ["without GPU spans, %", "own seconds, % of the time", "of these"]
+        names.append("without spans")
+    rows = []
+    for own in found.costs:
+        row: list[object] = [own.run, own.open, share(own.cost, mark=False)]
+        if counted:
+            row += [
+                share(own.without_spans, mark=False),
+                share(own.own, mark=False, digits=2),
+                ", ".join(f"{part} {share(value, False, 2)}" for part, value in own.own_parts.items()),
+            ]
+        rates = own.tokens_per_second
+        policies = (others.ADAPTING, others.WITHOUT_PLUGIN, *[others.WITHOUT_SPANS] * counted)
+        row += [own.cost.rounds, *(number(rates[name].mean, 0) if name in rates else "" for name in policies)]
+        rows.append(row)
+    text = (
+        "Of throughput: lost to the engine without the plugin, within rounds, with all of the plugin and"
+        " without its GPU spans. Own seconds are those that the plugin counted while adapting, on the"
+        " scheduler's and the model runner's thread and of its control's; the goal is judged by them where"
+        " they were counted.\n\n"
+    )
+    return f"## The plugin's cost\n\n{text if counted else ''}{table(names, rows)}" if rows else ""
 
 
 def _bursts(found: Findings) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu.analysis import closed_loops, ratios
 from gpu.analysis.ratios import Estimate
 from gpu.analysis.runs import Record, Run
 
+ADAPTING, WITHOUT_SPANS, WITHOUT_PLUGIN = "plugin adapting", "without spans", "without plugin"
+"""Policies of the comparison `cost`."""
 LATENCIES = ("msToFirstToken", "msPerToken")
 
 
@@ -42,12 +44,18 @@ class Jumps:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the plugin costs, as a share of throughput."""
+    """What the plugin costs."""
 
     run: str
     open: int
     cost: Estimate
-    """1 less the ratio with the plugin to without, within rounds."""
+    """Share of throughput: 1 less the ratio with the plugin to without, within rounds."""
+    without_spans: Estimate | None
+    """The same of the plugin that records no GPU spans; None where that was not run."""
+    own: Estimate | None
+    """Share of the time that the plugin counted as its own; None in records of before it counted."""
+    own_parts: dict[str, Estimate]
+    """The same by part of the plugin."""
     tokens_per_second: dict[str, Estimate]
 
 
@@ -113,19 +121,42 @@ def jumps(run: Run) -> list[Jumps]:
 
 def costs(run: Run) -> list[Cost]:
     """Return the plugin's cost at each number of open requests."""
-    found: dict[int, dict[str, dict[int, float]]] = {}
+    found: dict[int, list[Record]] = {}
     for record in run.of("cost"):
-        rounds = found.setdefault(record["open"], {}).setdefault(record["policy"], {})
-        rounds[record["round"]] = record["tokensPerSecond"]
+        found.setdefault(record["open"], []).append(record)
     results = []
-    for open_requests, policies in sorted(found.items()):
-        without = policies.get("without plugin", {})
-        served = next((own for name, own in policies.items() if name != "without plugin"), {})
-        ratio = ratios.within_rounds(served, without)
-        if ratio is not None:
-            rates = {name: ratios.estimate(own.values()) for name, own in policies.items()}
-            results.append(Cost(run.name, open_requests, ratio.plus(1.0, times=-1.0), rates))
+    for open_requests, records in sorted(found.items()):
+        policies: dict[str, dict[int, float]] = {}
+        for record in records:
+            policies.setdefault(record["policy"], {})[record["round"]] = record["tokensPerSecond"]
+        cost = _lost(policies, ADAPTING)
+        if cost is None:
+            continue
+        counted = [own for own in records if own["policy"] == ADAPTING and "ownSeconds" in own]
+        shares = [
+            {part: taken / own["seconds"] for part, taken in own["ownSeconds"].items()} for own in counted
+        ]
+        results.append(
+            Cost(
+                run.name,
+                open_requests,
+                cost,
+                without_spans=_lost(policies, WITHOUT_SPANS),
+                own=ratios.estimate(sum(own.values()) for own in shares) if shares else None,
+                own_parts={
+                    part: ratios.estimate(own[part] for own in shares)
+                    for part in (shares[0] if shares else ())
+                },
+                tokens_per_second={name: ratios.estimate(own.values()) for name, own in policies.items()},
+            )
+        )
     return results
+
+
+def _lost(policies: Mapping[str, Mapping[int, float]], policy: str) -> Estimate | None:
+    """Return the share of throughput that ``policy`` loses to the engine without the plugin."""
+    ratio = ratios.within_rounds(policies.get(policy, {}), policies.get(WITHOUT_PLUGIN, {}))
+    return None if ratio is None else ratio.plus(1.0, times=-1.0)
 
 
 def bursts(run: Run) -> list[Bursts]:

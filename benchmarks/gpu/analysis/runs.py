@@ -21,7 +21,7 @@ Graphs = Literal["default", "advised", "full", "fixed", "adaptive verification"]
 
 COMPARED_OTHERWISE = ("arrivals", "jumps", "recovery", "switch", "cost", "bursts")
 MOST_SLIPPED = 32
-"""Steps by which spans may have slipped: one each time that the plugin is taken out or put back."""
+"""Steps by which spans may have slipped: one each time that the plugin was taken out or put back."""
 CLEARLY = 0.02
 """By so much the best correlation must stand out."""
 VARYING_DRAFTS = ("ngram", "ngram_gpu", "suffix")
@@ -143,6 +143,14 @@ class Run:
         return records
 
     @property
+    def stolen_cpus(self) -> float | None:
+        """Of the machine's CPUs so many were taken by its host during windows; None where nobody looked."""
+        told = [record for record in self.records if "stolenSeconds" in record]
+        if not told:
+            return None
+        return sum(record["stolenSeconds"] for record in told) / sum(record["seconds"] for record in told)
+
+    @property
     def serve(self) -> str:
         """The engine's arguments."""
         return " ".join(self.result["serve"])
@@ -198,7 +206,7 @@ class Run:
         seen: dict[tuple[Loop, str, int], int] = {}
         steps, since = self.steps, None
         for record in self.records:
-            if record["comparison"] == "cost":
+            if record["comparison"] == "cost" and "began" not in record:
                 since = "the next"
             elif since == "the next" and self.steps is not None and "began" in record:
                 since = None
@@ -230,9 +238,10 @@ class Run:
 def realigned(steps: Steps) -> Steps:
     """Return steps with each span at its step again, where they have slipped by a constant number of steps.
 
-    While the plugin's cost is measured it is taken out of the engine's path and put back, and a step in
-    flight may be counted on one side only (`inside.bypass`). Spans follow the tokens of their own step more
-    closely than those of any other; where no place stands out there is no telling, and no span is known.
+    Where the plugin's cost was measured before records of it told their beginning, a step in flight while the
+    plugin was taken out of the engine's path or put back may be counted on one side only. Spans follow the
+    tokens of their own step more closely than those of any other; where no place stands out there is no
+    telling, and no span is known.
     """
     fits = {}
     for places in range(-MOST_SLIPPED, MOST_SLIPPED + 1):

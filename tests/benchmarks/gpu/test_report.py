@@ -185,6 +185,39 @@ def test_cost_is_the_throughput_lost_within_rounds(cost: float, status: str) -> 
     assert judged(own)["plugin's cost at 256 requests, adapting"].status == status
 
 
+@pytest.mark.parametrize(("own", "status"), [(0.002, "met"), (0.03, "missed")])
+def test_cost_is_judged_by_the_seconds_that_the_plugin_counted_where_it_did(own: float, status: str) -> None:
+    rates = {"plugin adapting": 0.88, "without spans": 0.97, "without plugin": 1.0}
+    records: list[Record] = [
+        {"comparison": "cost", "open": 240, "round": number, "policy": policy, "began": 0.0, "seconds": 4.0,
+         "tokensPerSecond": drift * rate}
+        for number, drift in enumerate([1.0, 0.8, 1.1])
+        for policy, rate in rates.items()
+    ]  # fmt: skip
+    for record in records:
+        if record["policy"] != "without plugin":
+            # Half of it on the scheduler's thread, in windows of 4 s.
+            parts = {"scheduler": 2 * own, "spans": own, "control": own}
+            scale = 1.0 if record["policy"] == "plugin adapting" else 0.5
+            record["ownSeconds"] = {part: scale * seconds for part, seconds in parts.items()}
+    made_run = made.run(records)
+    (found,) = goals.find([made_run]).costs
+    assert (found.cost.mean, found.without_spans and found.without_spans.mean) == pytest.approx((0.12, 0.03))
+    assert found.own is not None
+    assert found.own.mean == pytest.approx(own)
+    assert {part: value.mean for part, value in found.own_parts.items()} == pytest.approx(
+        {"scheduler": own / 2, "spans": own / 4, "control": own / 4}
+    )
+    goal = judged(made_run)["plugin's cost at 256 requests, adapting"]
+    assert goal.status == status
+    assert goal.result == (
+        f"made at 240: {100 * own:.2f} ± 0.00% of the time is its own; throughput lost 12.0 ± 0.0%,"
+        " 3.0 ± 0.0% without GPU spans"
+    )
+    page = report._costs(goals.find([made_run]))
+    assert f"| made | 240 | 12.0 ± 0.0 | 3.0 ± 0.0 | {100 * own:.2f} ± 0.00 | scheduler" in page
+
+
 def test_recovery_goals_are_judged_by_the_late_slices() -> None:
     own = made.run(
         made.timeline([0.5] * 4 + [0.96] * 8, start="times 2")

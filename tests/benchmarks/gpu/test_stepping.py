@@ -209,6 +209,10 @@ def test_spans_after_a_comparison_of_the_plugins_cost_are_realigned() -> None:
     assert after is not None
     np.testing.assert_array_equal(before.span_ms, moved.span_ms)
     np.testing.assert_array_equal(after.span_ms[4:-4], own.span_ms[4:-4])
+    # Since records tell their beginning, steps are counted on both sides, and nothing slips.
+    (window_after,) = next(iter(made.run([{**cost, "began": 0.0}, window], steps=moved).loops.values()))
+    assert window_after.steps is not None
+    np.testing.assert_array_equal(window_after.steps.span_ms, moved.span_ms)
 
 
 def test_prompts_evened_out_leave_no_luck() -> None:
