@@ -93,6 +93,7 @@ def page(found: Findings, reached: Sequence[Goal], drawn: Sequence[Path]) -> str
         _predictions(found, pictured.get("predicted")),
         _host(found),
         _neighbours(found),
+        _after_changes(found),
         _mixed(found),
         _batches(found),
         _explanations(found),
@@ -553,6 +554,28 @@ def _host(found: Findings) -> str:
     names = ("run", "batch sizes", "steps", "interval, ms", "span, ms", "host, ms", "of the interval")
     text = "Interval less GPU span of quiet pure steps in windows of constants; medians.\n\n"
     return f"## The host's share\n\n{text}{table(names, rows)}" if rows else ""
+
+
+def _after_changes(found: Findings) -> str:
+    rows = [
+        (
+            own.run,
+            "shorter" if own.downwards else "longer",
+            own.graph,
+            own.steps,
+            number(100 * own.span, 1),
+            number(None if own.settled_without is None else 100 * own.settled_without, 1),
+        )
+        for own in found.after_changes
+    ]
+    if not rows:
+        return ""
+    names = ("run", "becomes", "graph", "steps", "span, median, %", "settled ones with that graph, %")
+    return (
+        "## After a change of length\n\n"
+        "The first steps that verify another length, over settled steps of that length with a full graph, as"
+        f" far from a prompt; medians of GPU spans.\n\n{table(names, rows)}"
+    )
 
 
 def _neighbours(found: Findings) -> str:

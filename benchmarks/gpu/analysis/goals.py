@@ -12,6 +12,8 @@ from gpu.analysis.ratios import TIE, Estimate, Status
 from gpu.analysis.runs import Loop, Run
 
 LOSERS = ("tuned", "adapt", "turbo", "nightjar", "documented", "fixed 3")
+STALLS = 1.25
+"""Share of settled steps' time from which steps after a change count as stalled."""
 BURSTS = 200
 PROFILE_SECONDS, SWEEP_SECONDS = 240.0, 60.0
 CHANCE = 0.15
@@ -62,6 +64,7 @@ class Findings:
     cell_groups: list[stepping.CellGroup]
     host_shares: list[stepping.HostShare]
     neighbours: list[stepping.Neighbour]
+    after_changes: list[stepping.AfterChange]
     mixed_steps: list[stepping.MixedSteps]
     anatomies: list[stepping.Anatomy]
     explanations: list[stepping.Explanation]
@@ -125,6 +128,7 @@ def find(
         cell_groups=stepping.grouped(cells),
         host_shares=[own for run in found for own in stepping.host_shares(run)],
         neighbours=[own for run in found for own in stepping.neighbours(run)],
+        after_changes=[own for run in found for own in stepping.after_changes(run)],
         mixed_steps=[own for run in found for own in stepping.mixed_steps(run)],
         anatomies=anatomies,
         explanations=explanations([own for loop in loops.values() for own in loop], anatomies),
@@ -185,13 +189,7 @@ def judge(found: Findings) -> list[Goal]:
         _profiles(found),
         _graphs(found),
         _bursts(found),
-        Goal(
-            "the paper's stall of tables that step from 2 to 1",
-            "explained",
-            "not run",
-            "",
-            "no run of this folder: the gap in vLLM's dispatch (ENGINE.md 2) is the explanation so far",
-        ),
+        _stall(found),
         _mode(found),
         _sizes(found),
         _recovered(found, "mistuned", "adapt from mistuned tables", "at least 97% of tuned within 30 s"),
@@ -350,6 +348,24 @@ def _bursts(found: Findings) -> Goal:
         "" if died or survived >= BURSTS else f"; missing: {BURSTS - survived} more"
     )
     return Goal(claim, goal, status, told, source, len(found.bursts), died)
+
+
+def _stall(found: Findings) -> Goal:
+    """Judge whether steps after a change stall where they find no full graph, and only there."""
+    claim, goal = "the paper's stall of tables that step from 2 to 1", "explained"
+    full = [own for own in found.after_changes if own.graph == "full"]
+    others = [own for own in found.after_changes if own.graph in ("piecewise", "none")]
+    if not full or not others:
+        return _not_run(claim, goal, "steps after changes of length, with a full graph and without")
+    worst = max(full, key=lambda own: own.span)
+    least = min(others, key=lambda own: own.span)
+    explained = worst.span < min(STALLS, least.span)
+    told = (
+        f"with a full graph the first steps of another length take at most {worst.span:.0%} of settled ones"
+        f" ({worst.run}), without one at least {least.span:.0%} ({least.run})"
+    )
+    status: Status = "met" if explained else "missed"
+    return Goal(claim, goal, status, told, f"{sum(own.steps for own in full + others)} steps", len(full))
 
 
 def _mode(found: Findings) -> Goal:

@@ -148,7 +148,10 @@ class Run:
         told = [record for record in self.records if "stolenSeconds" in record]
         if not told:
             return None
-        return sum(record["stolenSeconds"] for record in told) / sum(record["seconds"] for record in told)
+        stolen, seconds = (
+            sum(float(record[name]) for record in told) for name in ("stolenSeconds", "seconds")
+        )
+        return stolen / seconds
 
     @property
     def serve(self) -> str:

@@ -23,6 +23,8 @@ LEAST_STEPS = 50
 """Pure steps from which a cell is told."""
 QUIET_STEPS = 20
 """Quiet steps from which a cell's quiet time is a reference for its neighbours of prompts."""
+LEAST_CHANGES = 8
+"""Steps after a change of length from which their time is told."""
 SAME_LENGTH = 0.98
 """Share of time from which a policy is taken to serve one length."""
 CLOSE = 0.05
@@ -128,6 +130,25 @@ class Neighbour:
     span_median: float | None
     """Median ratio of spans to the quiet median, which is what profile and plugin compare."""
     interval: Estimate
+
+
+@dataclass(frozen=True)
+class AfterChange:
+    """Pure steps that are the first to verify another length, over settled ones of that length.
+
+    Settled steps ran a full graph, verified and drafted one length, and so did the step before them.
+    """
+
+    run: str
+    graph: str
+    """The kind that the steps after the change ran."""
+    downwards: bool
+    """Whether the length became shorter."""
+    steps: int
+    span: float
+    """Median ratio of GPU spans."""
+    settled_without: float | None
+    """The same of settled steps that ran this kind of graph: what the kind alone does."""
 
 
 @dataclass(frozen=True)
@@ -388,6 +409,59 @@ def neighbours(run: Run) -> list[Neighbour]:
         if of_intervals is not None:
             median = float(np.median(np.concatenate(medians[place]))) if of_spans is not None else None
             found.append(Neighbour(run.name, place, of_intervals.rounds, of_spans, median, of_intervals))
+    return found
+
+
+def after_changes(run: Run) -> list[AfterChange]:
+    """Return what steps after a change of length take: does the change stall them, or the graph they find?
+
+    Settled steps are references for those as far from a prompt, interpolated between batch sizes. The step
+    before ran a full graph, since one that keeps the host busy lengthens the span after it, too. Steps in
+    which the plugin's cost is measured are left out: their spans may belong to others (`inside.bypass`).
+    """
+    if run.steps is None or not run.uniform_drafts:
+        return []
+    told = [record for record in run.records if "began" in record and record["comparison"] != "cost"]
+    ended = max((record["began"] + record.get("seconds", 0.0) for record in told), default=0.0)
+    steps = run.steps.between(0.0, ended)
+    mixed = steps.mixed
+    length, rest = np.divmod(steps.drafted_tokens, np.maximum(steps.batch_size, 1))
+    before = np.concatenate([length[:1], length[:-1]])
+    is_full = steps.graph == GRAPHS.index("full")
+    usable = (
+        ~mixed
+        & ~after(mixed, 1)
+        & after(is_full, 1)
+        & (rest == 0)
+        & (steps.graph > 0)
+        & np.isfinite(steps.span_ms)
+    )
+    usable &= steps.next_draft_length == length
+    settled = usable & (length == before)
+    over = np.full(len(steps), np.nan)
+    for near in (after(mixed, 2), ~after(mixed, 2)):
+        for own in np.unique(length[settled]).tolist():
+            alike = near & (length == own)
+            full = steps.taken(settled & alike & is_full)
+            sizes, counts = np.unique(full.batch_size, return_counts=True)
+            references = {
+                size: float(np.median(full.span_ms[full.batch_size == size]))
+                for size in sizes[counts >= QUIET_STEPS].tolist()
+            }
+            over[alike] = steps.span_ms[alike] / _interpolated(references, steps.batch_size[alike])
+
+    def median(chosen: Booleans) -> tuple[int, float | None]:
+        ratios = over[chosen & np.isfinite(over)]
+        return len(ratios), float(np.median(ratios)) if len(ratios) >= LEAST_CHANGES else None
+
+    found = []
+    for code, graph in enumerate(GRAPHS):
+        alike = usable & (steps.graph == code)
+        _, without = median(alike & settled)
+        for downwards in (True, False):
+            count, span = median(alike & ((length < before) if downwards else (length > before)))
+            if span is not None:
+                found.append(AfterChange(run.name, graph, downwards, count, span, without))
     return found
 
 

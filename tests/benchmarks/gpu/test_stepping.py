@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks.gpu import made
 
-from gpu.analysis import stepping  # isort: skip
+from gpu.analysis import goals, stepping  # isort: skip
 from gpu.analysis.ratios import Estimate  # isort: skip
 from gpu.analysis.runs import Run, Steps, realigned  # isort: skip
 
@@ -80,6 +80,26 @@ def test_hosts_share_is_interval_less_span_of_quiet_steps() -> None:
     assert found.batch_sizes == (8, 15)
     assert (found.interval_ms, found.span_ms, found.host_ms) == pytest.approx((5.0, 4.0, 1.0))
     assert found.steps == 60 - 3 - 4
+
+
+def test_steps_after_a_change_of_length_are_told_by_the_graph_they_find() -> None:
+    own = made.steps(800)
+    to_two = list(range(20, 780, 40))
+    # Ten steps of length 1, then two again: every other time at a batch size without a full graph.
+    ones = [place - back for place in to_two for back in range(1, 11)]
+    own = made.changed(own, ones, drafted_tokens=8, span_ms=3.0)
+    own = made.changed(own, [place - 1 for place in to_two], next_draft_length=2)
+    own = made.changed(own, [place - back for place in to_two for back in range(2, 12)], next_draft_length=1)
+    own = made.changed(own, to_two[::2], graph=2, span_ms=12.0)
+    own = made.changed(own, to_two[1::2], span_ms=4.2)
+    run = served(own)
+    found = {(own.graph, own.downwards): own for own in stepping.after_changes(run)}
+    assert found["full", False].span == pytest.approx(1.05)
+    assert found["piecewise", False].span == pytest.approx(3.0)
+    assert found["full", True].span == pytest.approx(1.0)
+    assert found["full", True].settled_without == pytest.approx(1.0)
+    (stall,) = [goal for goal in goals.judge(goals.find([run])) if goal.claim.startswith("the paper's stall")]
+    assert stall.status == "met"
 
 
 def test_steps_beside_prompts_are_told_over_quiet_ones() -> None:
