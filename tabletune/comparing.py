@@ -93,6 +93,11 @@ class Comparison(Model):
     """Whether both have the same fingerprint."""
     same_measure: bool
     """Whether step times were taken the same way; if not, their ratios mean little."""
+    old_context_length: int
+    """Tokens of context per request at which the old profile's steps were timed."""
+    new_context_length: int
+    """The same of the new one. Attention takes longer in longer contexts, at some batch sizes more than at
+    others."""
     fingerprint: tuple[FieldChange, ...]
     """Fields of the fingerprint that differ."""
     speculative_config: tuple[FieldChange, ...]
@@ -133,6 +138,8 @@ def compare(old: Document, new: Document) -> Comparison:
         new_generation=new.generation,
         same_engine=not fingerprint,
         same_measure=old.profile.measure == new.profile.measure,
+        old_context_length=old.profile.context_length,
+        new_context_length=new.profile.context_length,
         fingerprint=fingerprint,
         speculative_config=_fields(old.speculative_config, new.speculative_config),
         control=_fields(_content(old.control), _content(new.control)),

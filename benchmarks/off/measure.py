@@ -77,7 +77,8 @@ def main() -> int:
             document = documents.parse(asked.document.read_bytes())
         else:
             document = _profiled(serve, options, texts)
-        rounds.append((document, _plain(serve, document.profile.batch_sizes)))
+        profile = document.profile
+        rounds.append((document, _plain(serve, profile.batch_sizes, profile.context_length)))
     compared = [_compared(index, size, rounds) for index, size in enumerate(document.profile.batch_sizes)]
     result: dict[str, Any] = {
         "what": __doc__.splitlines()[0],
@@ -113,11 +114,11 @@ def _profiled(serve: tuple[str, ...], options: Options, texts: tuple[Prompt, ...
         return profiling.take(request, reporter, lambda: datetime.now(UTC)).document
 
 
-def _plain(serve: tuple[str, ...], sizes: tuple[int, ...]) -> Times:
+def _plain(serve: tuple[str, ...], sizes: tuple[int, ...], context_length: int) -> Times:
     # Any tokens: an engine without a drafter does not look into them.
     texts = [list(prompt.model_dump_json().encode())[:200] for prompt in prompts.bundled()]
     # As much context as in the profile, on average over the steps that are timed.
-    length = Options().context_length - STEPS // 2
+    length = context_length - STEPS // 2
     ids = planning.sweep_prompts(texts, length, 256, count=max(sizes))
     asked = {"serve": serve, "batchSizes": sizes, "steps": STEPS, "prompts": ids}
     with tempfile.TemporaryDirectory() as folder:

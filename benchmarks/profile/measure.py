@@ -75,7 +75,8 @@ def measure(method: str, batch_sizes: tuple[int, ...], verify_seconds: float) ->
                 json.dumps(SPECULATIVE_CONFIGS[method]),
             ),
             prompts=prompts.bundled()[:PROMPTS],
-            options=Options(batch_sizes=batch_sizes, repeats=1),
+            # The context of the requests that are served to compare with: the bundled prompts' own.
+            options=Options(batch_sizes=batch_sizes, repeats=1, context_length=256),
             control=Control(),
             output=Path(folder) / "table.json",
             verify_seconds=verify_seconds,

@@ -7,6 +7,7 @@ then safe on this side. Commands go one way; each is answered by any number of m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pydantic import JsonValue
@@ -51,6 +52,9 @@ class TimeCells:
     off_steps: int = 0
     """Steps to time with speculation off, in the middle of the visits; 0 for none. Answered by
     :class:`OffTimed`, where the drafter can be left out."""
+    seconds: float = math.inf
+    """Most seconds until all requests decode: prompts that are long and many take minutes. Answered by
+    :class:`OutOfTime` where it takes longer."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,13 @@ class CellUnreachable:
 
 
 @dataclass(frozen=True)
+class OutOfTime:
+    """Not all requests decoded within the seconds given; nothing of this batch size was timed."""
+
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class PromptsTimed:
     """What each prompt added, in milliseconds, to the steps around it, all together."""
 
@@ -261,6 +272,7 @@ Message = (
     | OffStarted
     | OffTimed
     | CellUnreachable
+    | OutOfTime
     | PromptsTimed
     | AcceptanceProgress
     | AcceptanceCounted

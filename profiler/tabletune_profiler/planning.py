@@ -20,6 +20,13 @@ VISITS = 2
 """Times that each length is visited within a batch size: on the way up and on the way down."""
 SPARE_TOKENS = 4_096
 """Output tokens of a request that is to decode until it is aborted; the model's length may end it before."""
+LEAST_CONTEXT = 16
+"""The shortest context that may be asked for."""
+KV_BLOCK = 16
+"""Tokens of a block of the KV cache, as vLLM has them on GPUs. Prompts share all blocks before the first
+that differs, and larger blocks differ where these do."""
+LEAST_PROMPT = 8
+"""The shortest prompt that the sweep's requests start from."""
 
 
 class PlanError(ValueError):
@@ -34,8 +41,9 @@ class Options:
     """``None``: powers and half-powers of two up to max_num_seqs, and a few without a full graph."""
     draft_lengths: tuple[int, ...] | None = None
     """``None``: 0 to the longest that the drafter is configured for."""
-    context_length: int = 256
-    """Tokens of context per request around which steps are timed."""
+    context_length: int | None = None
+    """Tokens of context per request around which steps are timed. ``None``: ``usual_context``, or what fits
+    into the model's length."""
     steps: int = 40
     """Steps that count, per cell. Each visit drops four first steps, so fewer waste more of the time."""
     repeats: int = 2
@@ -52,6 +60,11 @@ class Options:
     """Prompt length that the table and the engine advice are for."""
     output_tokens: int = 256
     """Output length that the table and the engine advice are for."""
+
+    @property
+    def usual_context(self) -> int:
+        """Tokens of context that a request of the usual lengths has while it decodes, on average."""
+        return self.prompt_tokens + self.output_tokens // 2
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,10 @@ class Plan:
     mixed: tuple[MixedCell, ...]
     steps_per_visit: int
     prompt_length: int
-    """Tokens that the sweep's requests start with; they grow to both sides of the context length."""
+    """Tokens that the sweep's requests start with."""
+    context_length: int
+    """Tokens of context per request around which steps are timed: those that requests have halfway through
+    a column."""
 
 
 def default_batch_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -114,12 +130,9 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
     # Speculation off is timed like a length of its own (`profiling`).
     timed = (*lengths, 0) if configured.uniform_drafts else lengths
     growth = _growth(timed, steps_per_visit)
-    if options.context_length < 16 or options.context_length + growth > configured.max_model_len:
-        raise PlanError(
-            f"--context-length {options.context_length} does not fit: with {growth} tokens that requests grow"
-            f" by while they are timed, it must be from 16 to {configured.max_model_len - growth}"
-            f" (--max-model-len {configured.max_model_len})."
-        )
+    prompt_length = _prompt_length(options, growth, configured.max_model_len)
+    # Where the model's length ends requests before they have grown so far, new ones take their places.
+    grown = min(growth, configured.max_model_len - prompt_length)
     return Plan(
         batch_sizes=batch_sizes,
         draft_lengths=lengths,
@@ -127,7 +140,8 @@ def make(options: Options, configured: Configured, seed: int = 0) -> Plan:
         avoided=tuple((b, k) for k in lengths for b in batch_sizes if b in avoided[k]),
         mixed=_mixed(options, batch_sizes, avoided, fingerprint.max_num_seqs, configured.max_model_len),
         steps_per_visit=steps_per_visit,
-        prompt_length=max(8, options.context_length - growth // 2),
+        prompt_length=prompt_length,
+        context_length=prompt_length + grown // 2,
     )
 
 
@@ -136,24 +150,42 @@ def sweep_prompts(
 ) -> tuple[tuple[int, ...], ...]:
     """Return ``count`` different prompts of exactly ``length`` tokens, cut from the sample prompts.
 
-    Natural text, so that drafters that look into it find what they find in serving; equal prompts would
-    share their KV cache, so few texts are cut at several places. Random tokens where there is no text (an
-    engine without a tokenizer).
+    Natural text, so that drafters that look into it find what they find in serving. Prompts with the same
+    first block would share KV cache, so texts that are used again are cut at other places: of 252 prompts
+    of 2,048 tokens, from the bundled texts, a fifth would otherwise be another one's twin. Random tokens
+    where there is no text (an engine without a tokenizer).
     """
     if not token_ids:
         random = np.random.default_rng(seed)
         low = min(100, vocabulary - 1)
         return tuple(tuple(random.integers(low, vocabulary, length).tolist()) for _ in range(count))
-    prompts = []
+    prompts: list[tuple[int, ...]] = []
+    known: set[tuple[int, ...]] = set()
+    uses = count // len(token_ids)
     for start in range(count):
-        text: list[int] = []
-        position = start
         cut = start // len(token_ids)
-        while len(text) < length + cut:
-            text += token_ids[position % len(token_ids)]
-            position += count
-        prompts.append(tuple(text[len(text) - length - cut : len(text) - cut]))
+        found = _cut_prompt(token_ids, start, count, length, cut)
+        # Texts may repeat themselves, so another place is not looked for without end.
+        for other in range(cut + 1, cut + uses + KV_BLOCK):
+            if found[:KV_BLOCK] not in known:
+                break
+            found = _cut_prompt(token_ids, start, count, length, other)
+        known.add(found[:KV_BLOCK])
+        prompts.append(found)
     return tuple(prompts)
+
+
+def _cut_prompt(
+    token_ids: Sequence[Sequence[int]], start: int, stride: int, length: int, cut: int
+) -> tuple[int, ...]:
+    """Return ``length`` tokens of every ``stride``-th text from ``start`` on, without the last ``cut``."""
+    text: list[int] = []
+    position = start
+    while len(text) < length + cut:
+        text += token_ids[position % len(token_ids)]
+        position += stride
+    end = len(text) - cut
+    return tuple(text[end - length : end])
 
 
 def _batch_sizes(
@@ -178,6 +210,23 @@ def _growth(lengths: Sequence[int], steps_per_visit: int) -> int:
     """Return how many tokens a request grows by in a column if about half the guesses are kept."""
     steps = VISITS * (steps_per_visit + 6)
     return sum(steps * (1 + length // 2) for length in lengths)
+
+
+def _prompt_length(options: Options, growth: int, max_model_len: int) -> int:
+    """Return how long prompts must be for requests that grow by ``growth`` to pass through the context."""
+    longest = max_model_len - growth
+    if options.context_length is None:
+        # A short model is profiled all the same: its requests cannot have more context either.
+        context = min(options.usual_context, longest)
+    elif LEAST_CONTEXT <= options.context_length <= longest:
+        context = options.context_length
+    else:
+        raise PlanError(
+            f"--context-length {options.context_length} does not fit: with {growth} tokens that requests grow"
+            f" by while they are timed, it must be from {LEAST_CONTEXT} to {longest} (--max-model-len"
+            f" {max_model_len})."
+        )
+    return max(LEAST_PROMPT, context - growth // 2)
 
 
 def _mixed(

@@ -182,10 +182,18 @@ class _Run:
             self._reporter.warn(told)
         if self._configured.had_table:
             self._reporter.note("The table in --speculative-config is set aside while the profile is taken.")
+        options = self._request.options
         try:
-            self._plan = planning.make(self._request.options, self._configured)
+            self._plan = planning.make(options, self._configured)
         except planning.PlanError as error:
             raise InputError(str(error)) from error
+        wanted = options.usual_context if options.context_length is None else options.context_length
+        if self._plan.context_length != wanted:
+            self._reporter.note(
+                f"Steps are timed around {self._plan.context_length} tokens of context per request instead of"
+                f" {wanted}: so many fit, with what requests grow by while they are timed, between prompts of"
+                f" {planning.LEAST_PROMPT} tokens and --max-model-len {self._configured.max_model_len}."
+            )
 
     def resume(self) -> None:
         """Go on from an earlier run's cells where they were measured on the same thing in the same way."""
@@ -252,7 +260,7 @@ class _Run:
     def document(self, created_at: datetime) -> Document:
         """Return the document of what was measured; raises :class:`EngineError` where that is too little."""
         assert self._state.acceptance is not None
-        profile = results.profile(self._plan, self._state, self._configured, self._request.options)
+        profile = results.profile(self._plan, self._state, self._configured)
         if all(time is None for row in profile.step_time_ms for time in row):
             reasons = sorted({cell.reason for cell in profile.excluded})
             raise EngineError(
@@ -339,8 +347,11 @@ class _Run:
 
     def _settings(self) -> str:
         options = dataclasses.asdict(self._request.options)
-        for later in ("prompt_tokens", "output_tokens"):  # used for the advice only, after measuring
+        # Of the usual lengths only the context that follows from them is measured at; all else about them
+        # is computed afterwards.
+        for later in ("prompt_tokens", "output_tokens"):
             options.pop(later)
+        options["context_length"] = self._plan.context_length
         prompts = [prompt.model_dump(mode="json") for prompt in self._request.prompts]
         return partials.settings_hash(options, prompts, self._plan.draft_lengths, self._plan.batch_sizes)
 
@@ -495,11 +506,9 @@ class _Run:
             steps = self._steps_within(deadline, left)
             if steps is None:
                 for length in dict.fromkeys(column.visits):
-                    if (column.batch_size, length) not in self._state.cells:
-                        reason = f"{states.OUT_OF_TIME} {self._request.time_budget:g} s was used up"
-                        self._state.exclude(column.batch_size, length, reason)
+                    self._leave_out_of_time(column.batch_size, length)
             else:
-                self._time_column(column, steps, done)
+                self._time_column(column, steps, done, deadline)
             done += len(column.visits)
             self._reporter.advance(done)
             self.keep()
@@ -511,7 +520,7 @@ class _Run:
             done = 0
             for column in wide:
                 if time.monotonic() <= deadline:
-                    self._time_column(column, self._plan.steps_per_visit, done)
+                    self._time_column(column, self._plan.steps_per_visit, done, deadline)
                 done += len(column.visits)
             self.keep()
         self.seconds_sweep += time.monotonic() - began
@@ -532,7 +541,13 @@ class _Run:
         affordable = int(left / (visits_left * per_step)) - 5
         return max(3, min(most, affordable))
 
-    def _time_column(self, column: Column, steps: int, done: int) -> None:
+    def _leave_out_of_time(self, batch_size: int, length: int) -> None:
+        """Leave a cell out that there is no time for, unless something is known of it."""
+        if (batch_size, length) not in self._state.cells:
+            reason = f"{states.OUT_OF_TIME} {self._request.time_budget:g} s was used up"
+            self._state.exclude(batch_size, length, reason)
+
+    def _time_column(self, column: Column, steps: int, done: int, deadline: float) -> None:
         """Time the cells of one batch size, through deaths of the engine."""
         visits = list(column.visits)
         while visits:
@@ -542,6 +557,7 @@ class _Run:
                 steps,
                 self._sweep_prompts(column.batch_size),
                 self._off_steps(column.batch_size, steps),
+                max(0.0, deadline - time.monotonic()),
             )
             current: int | None = visits[0]
             try:
@@ -567,6 +583,10 @@ class _Run:
                                 self._state.exclude(batch_size, length, reason)
                                 self._reporter.warn(f"B={batch_size} K={length} is left out: {reason}")
                             visits = [k for k in visits if k != length]
+                        case messages.OutOfTime(batch_size):
+                            for length in visits:
+                                self._leave_out_of_time(batch_size, length)
+                            visits = []
             except EngineLostError as error:
                 if current is None:
                     self._lose_off(error)

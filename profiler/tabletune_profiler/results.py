@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tabletune import acceptance
 from tabletune.documents import Acceptance, ExcludedCell, Graph, Measure, MixedStep, Profile
 from tabletune_profiler import cells, messages, partials
-from tabletune_profiler.planning import Options, Plan
+from tabletune_profiler.planning import Plan
 from tabletune_profiler.states import State
 
 
@@ -40,7 +40,7 @@ def _measure(timed: Mapping[tuple[int, int], Sequence[messages.Sample]]) -> Meas
     return cells.measure_of([sample for samples in timed.values() for sample in samples])
 
 
-def profile(plan: Plan, state: State, configured: messages.Configured, options: Options) -> Profile:
+def profile(plan: Plan, state: State, configured: messages.Configured) -> Profile:
     """Return the grids of ``state`` in the order of ``plan``."""
     found = timed_cells(state, configured)
     measure = _measure({key: partials.samples(record) for key, record in state.cells.items()})
@@ -68,7 +68,7 @@ def profile(plan: Plan, state: State, configured: messages.Configured, options: 
             "spreadMs": grid(lambda cell: round(cell.spread_ms, 4), None),
             "samples": grid(lambda cell: cell.samples, 0),
             "graph": grid(lambda cell: Graph.NONE if without_graphs else cell.graph, None),
-            "contextLength": options.context_length,
+            "contextLength": plan.context_length,
             "mixed": tuple(_mixed_steps(state, found)),
             "excluded": tuple(
                 ExcludedCell(

@@ -42,6 +42,10 @@ class CannotFillBatchError(Exception):
     """The engine never ran as many requests at once as the cell needs."""
 
 
+class OutOfTimeError(Exception):
+    """The requests of a batch did not all decode within the time for it."""
+
+
 class StepLog:
     """The steps since it was last emptied; the tap appends to it, and a sign of life follows from it."""
 
@@ -78,7 +82,7 @@ class Sweep:
         yield messages.CellStarted(batch_size, length)
         try:
             self._engine.set_draft_length(length)
-            self._fill(batch_size, command.prompts)
+            self._fill(batch_size, command.prompts, time.monotonic() + command.seconds)
             unreachable: set[int] = set()
             for done, length in enumerate(command.visits):
                 if command.off_steps and done == len(command.visits) // 2:
@@ -97,6 +101,8 @@ class Sweep:
         except CannotFillBatchError as error:
             for length in dict.fromkeys(command.visits):
                 yield messages.CellUnreachable(batch_size, length, str(error))
+        except OutOfTimeError:
+            yield messages.OutOfTime(batch_size)
         finally:
             self._engine.abort_all()
 
@@ -193,16 +199,23 @@ class Sweep:
             block_goodput=tuple(float(1e3 * block[:, 1].sum() / block[:, 0].sum()) for block in blocks),
         )
 
-    def _fill(self, batch_size: int, prompts: Sequence[Sequence[int]]) -> None:
+    def _fill(self, batch_size: int, prompts: Sequence[Sequence[int]], deadline: float = math.inf) -> None:
         """Add requests until ``batch_size`` of them decode together."""
         self._log.steps.clear()
         self._top_up(batch_size, prompts)
-        # Prefills take as many steps as the token budget makes of them.
-        for _ in range(50 + 4 * batch_size):
+        # Prefills take as many steps as the token budget makes of them; what is waited for comes on top.
+        waited, prefill_tokens = 0, batch_size * max(map(len, prompts))
+        while waited < 50 + 4 * batch_size:
+            seen = len(self._log.steps)
             self._engine.step()
             if self._log.steps and _is_pure(self._log.steps[-1], batch_size):
                 return
             self._require_no_preemption(batch_size)
+            if time.monotonic() > deadline:
+                raise OutOfTimeError
+            prefilled = sum(step.prompt_tokens for step in self._log.steps[seen:])
+            prefill_tokens -= prefilled
+            waited += prefilled == 0 or prefill_tokens < 0
         seen = max((step.batch_size for step in self._log.steps), default=0)
         raise CannotFillBatchError(
             f"at most {seen} of {batch_size} requests ran together: the KV cache or the step's token budget"

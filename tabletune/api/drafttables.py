@@ -368,7 +368,8 @@ class Profile(ApiModel):
     """Batch sizes to time. Empty: powers and half-powers of two up to max_num_seqs, and some without a full
     CUDA graph."""
     context_length: Annotated[int, Field(ge=16, le=2**24)] | None = None
-    """Tokens of context per request at which steps are timed. Unset: the profiler's default."""
+    """Tokens of context per request at which steps are timed. Unset: promptTokens and half of outputTokens,
+    what requests have on average while they decode, or less where the model's length does not hold that."""
     steps: Annotated[int, Field(ge=4, le=10_000)] | None = None
     """Steps that count, per cell. Unset: the profiler's default."""
     repeats: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -376,9 +377,11 @@ class Profile(ApiModel):
     prompts: KeySelector | None = None
     """A ConfigMap's key with your own prompts (JSONL) for the acceptance run. Unset: the bundled 160."""
     prompt_tokens: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Your usual prompt length, for the table and the engine advice. Unset: the profiler's default."""
+    """Your usual prompt length, for the context, the table and the engine advice. Unset: the profiler's
+    default."""
     output_tokens: Annotated[int, Field(ge=1, le=2**24)] | None = None
-    """Your usual output length, for the table and the engine advice. Unset: the profiler's default."""
+    """Your usual output length, for the context, the table and the engine advice. Unset: the profiler's
+    default."""
     time_budget_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
     """Seconds for the step-time sweep; cells that do not fit are left out. Unset: no limit."""
     gpu: Gpu = Gpu()

@@ -95,6 +95,13 @@ def test_other_engine_measure_and_acceptance_are_told() -> None:
     assert (found.old_proposal_rate, found.new_proposal_rate) == (1.0, 0.5)
 
 
+def test_contexts_that_steps_were_timed_at_are_told() -> None:
+    document = strategies.example()
+    profile = document.profile.model_copy(update={"context_length": 4_224})
+    found = comparing.compare(document, document.model_copy(update={"profile": profile}))
+    assert (found.old_context_length, found.new_context_length) == (512, 4_224)
+
+
 def test_comparison_is_written_as_json() -> None:
     document = strategies.example()
     pinned = documents.Control(pinned=((4, 8, 0),))

@@ -57,6 +57,17 @@ def test_it_runs_the_profiler_with_the_engines_own_arguments() -> None:
     assert json.loads(served[-1]) == {"method": "eagle3", "model": "eagle", "num_speculative_tokens": 3}
 
 
+def test_what_is_not_given_is_left_to_the_profiler() -> None:
+    words = pod(made())["containers"][0]["args"]
+    for option in ("--context-length", "--prompt-tokens", "--output-tokens", "--steps", "--time-budget"):
+        assert option not in words
+    given = {"contextLength": 900, "promptTokens": 800, "outputTokens": 200}
+    words = pod(made(profile=given))["containers"][0]["args"]
+    assert words[words.index("--context-length") + 1] == "900"
+    assert words[words.index("--prompt-tokens") + 1] == "800"
+    assert words[words.index("--output-tokens") + 1] == "200"
+
+
 def test_it_is_pinned_to_the_pool() -> None:
     found = pod(
         made(

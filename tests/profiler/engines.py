@@ -124,6 +124,8 @@ class ScriptedEngine:
     """What is raised at each place, one after the other; afterwards it works."""
     unreachable: set[tuple[int, int]] = field(default_factory=set)
     """Cells whose batch the engine never fills."""
+    never_full: set[int] = field(default_factory=set)
+    """Batch sizes that take longer to fill than there is time for."""
     samples: Callable[[int, int, int], tuple[Sample, ...]] = steady
     counted: messages.AcceptanceCounted = COUNTED
     added_ms: tuple[float, ...] = (3.0, 5.0, 4.0)
@@ -218,6 +220,10 @@ class ScriptedProcess:
 
     def _time_cells(self, command: messages.TimeCells) -> Iterator[messages.Message]:
         engine, batch_size = self._engine, command.batch_size
+        if batch_size in engine.never_full:
+            yield messages.CellStarted(batch_size, command.visits[0])
+            yield messages.OutOfTime(batch_size)
+            return
         for index, length in enumerate(command.visits):
             cell = (batch_size, length)
             if command.off_steps and index == len(command.visits) // 2 and engine.off_ms is not None:

@@ -482,7 +482,15 @@ def test_differing_documents_end_with_1_and_what_differs(tmp_path: Path, example
     assert re.search(r"^ +1 +1 +4\.04 +8\.07 +2\.000 *$", page, re.MULTILINE)
     assert re.search(r"^ +1 +0\.760 +0\.700 *$", page, re.MULTILINE)
     assert "tieTolerance: 0.01 -> 0.05" in page
+    assert "tokens of context" not in page
     assert max(len(line.rstrip()) for line in page.splitlines()) <= 80
+
+
+def test_step_times_at_other_contexts_are_told_to_be_so(tmp_path: Path, example: Document) -> None:
+    path = write(tmp_path / "new.json", example, profile={"contextLength": 4_224})
+    page = " ".join(run("diff", EXAMPLE, path).stdout.split())
+    before = f"before at {example.profile.context_length}:"
+    assert f"Steps were timed at 4,224 tokens of context per request, {before} longer contexts take" in page
 
 
 def test_differences_are_json_for_a_program(tmp_path: Path, example: Document) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,7 +159,57 @@ def test_context_that_does_not_fit_is_refused_with_what_does(context_length: int
     with pytest.raises(PlanError, match=expected):
         plan(context_length=context_length, steps=24)
     assert plan(context_length=16, steps=24).prompt_length == 8
-    assert plan(context_length=844, steps=24)
+    assert plan(context_length=844, steps=24).context_length == 844
+
+
+def test_context_not_given_is_what_the_usual_requests_have_on_average() -> None:
+    # Prompts of 400 tokens and outputs of 101 have 400 tokens at first, 501 at last.
+    assert plan(prompt_tokens=400, output_tokens=101).context_length == 400 + 101 // 2
+    assert plan().context_length == 256 + 256 // 2
+    # A context that is given is kept whatever the requests are like.
+    assert plan(context_length=300, prompt_tokens=400, output_tokens=101).context_length == 300
+
+
+def test_context_not_given_is_cut_to_what_the_models_length_holds() -> None:
+    # 1,024 tokens less the 180 that requests grow by.
+    found = plan(prompt_tokens=8_192, steps=24)
+    assert (found.context_length, found.prompt_length) == (844, 844 - 180 // 2)
+
+
+def test_model_shorter_than_its_requests_grow_is_profiled_halfway_to_its_end() -> None:
+    engine = engines.configured(max_model_len=64)
+    found = plan(engine=engine, steps=24)
+    # From prompts of 8 tokens to 64, where requests end and new ones take their places.
+    assert (found.context_length, found.prompt_length) == (36, 8)
+    with pytest.raises(PlanError, match="--context-length 36 does not fit"):
+        plan(engine=engine, steps=24, context_length=36)
+
+
+def test_context_told_is_the_one_that_steps_are_timed_at() -> None:
+    # Requests have 8 tokens at least and grow by 180: around 16 they cannot be timed.
+    assert plan(context_length=16, steps=24).context_length == 8 + 180 // 2
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(16, 200_000),
+    st.integers(1, 2**24),
+    st.integers(1, 2**24),
+    st.integers(4, 10_000),
+    st.sets(st.integers(1, 8), max_size=4).map(lambda found: (0, *sorted(found))),
+    st.booleans(),
+)
+def test_context_not_given_always_fits(
+    max_model_len: int, prompt: int, output: int, steps: int, lengths: tuple[int, ...], uniform: bool
+) -> None:
+    engine = engines.configured(
+        max_model_len=max_model_len, draft_lengths=lengths, uniform_drafts=uniform, max_num_seqs=4
+    )
+    options = Options(steps=steps, prompt_tokens=prompt, output_tokens=output)
+    found = planning.make(options, engine)
+    assert 8 <= found.prompt_length < found.context_length < max_model_len
+    least = planning.make(Options(steps=steps, prompt_tokens=1, output_tokens=1), engine).context_length
+    assert least <= found.context_length <= max(least, options.usual_context)
 
 
 # Prompts of the sweep
@@ -194,6 +246,22 @@ def test_prompts_differ_also_of_one_text_and_without_a_tokenizer() -> None:
         prompts = planning.sweep_prompts(texts, 50, vocabulary=32_000)
         assert len(set(prompts)) == 8
         assert prompts == planning.sweep_prompts(texts, 50, vocabulary=32_000)
+
+
+@pytest.mark.parametrize("length", [74, 2_048, 8_192])
+@pytest.mark.parametrize("texts", [160, 8])
+def test_no_two_prompts_of_a_large_batch_share_their_first_block(length: int, texts: int) -> None:
+    # Texts of 50 to 400 tokens, as the bundled ones have, all different.
+    lengths = np.random.default_rng(1).integers(50, 400, texts).tolist()
+    tokens = itertools.count()
+    found = planning.sweep_prompts(
+        [list(itertools.islice(tokens, size)) for size in lengths], length, vocabulary=10**6, count=252
+    )
+    assert len({prompt[:16] for prompt in found}) == 252
+
+
+def test_text_that_repeats_itself_ends_in_twins() -> None:
+    assert planning.sweep_prompts([(1,), (1, 1)], 40, vocabulary=10, count=5) == ((1,) * 40,) * 5
 
 
 def test_tiny_vocabulary_is_no_trouble() -> None:

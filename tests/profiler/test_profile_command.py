@@ -118,6 +118,25 @@ def test_options_reach_the_plan_and_the_document(
     assert (control.tie_tolerance, control.narrow_range, control.merge_tolerance) == (0.03, 0.5, 0.04)
 
 
+def test_context_not_given_follows_from_the_usual_lengths(engine: ScriptedEngine, output: Path) -> None:
+    assert profile(output, "--prompt-tokens", "500", "--output-tokens", "60").exit_code == ExitCode.OK
+    assert documents.parse(output.read_bytes()).profile.context_length == 530
+
+
+def test_context_that_does_not_fit_is_cut_where_it_was_not_given_and_refused_where_it_was(
+    engine: ScriptedEngine, output: Path
+) -> None:
+    result = profile(output, "--prompt-tokens", "8192")
+    assert result.exit_code == ExitCode.OK
+    told = documents.parse(output.read_bytes()).profile.context_length
+    assert 500 < told < 1_024
+    assert f"Steps are timed around {told} tokens of context per request instead of 8320" in result.stderr
+    result = profile(output, "--context-length", "8192")
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert "--context-length 8192 does not fit" in result.stderr
+    assert len(engine.asked_for(messages.Start)) == 1
+
+
 def test_plot_is_drawn_beside_the_document(engine: ScriptedEngine, output: Path) -> None:
     assert profile(output, "--plot").exit_code == ExitCode.OK
     assert names(output.parent) == {"table.json", "table.png", "table.svg"}

@@ -86,7 +86,7 @@ def test_profile_holds_what_the_engine_took(tmp_path: Path) -> None:
     assert document.profile.samples == ((4,) * 3,) * 3
     assert document.profile.measure is Measure.QUIET_INTERVAL
     assert document.profile.graph == ((Graph.NONE,) * 3,) * 3
-    assert document.profile.context_length == 256
+    assert document.profile.context_length == 256 + 256 // 2
     assert document.fingerprint == engine.configured.fingerprint
     assert document.speculative_config == engine.configured.speculative_config
     assert document.acceptance.survival == (0.8, 0.5)
@@ -225,7 +225,32 @@ def test_progress_counts_the_visits_of_each_phase(tmp_path: Path, reports: Repor
     assert [done for phase, done in reports.advances if phase == "sweep"][-1] == 18
 
 
-# Prompts
+# Prompts and their context
+
+
+def test_prompts_of_the_sweep_have_the_length_of_the_plan_and_differ(tmp_path: Path) -> None:
+    # Requests grow by 2 · (2 + 6) · (1 + 1 + 2 + 1) = 80 tokens.
+    engine = ScriptedEngine()
+    take(engine, tmp_path, prompt_tokens=500, output_tokens=200)
+    commands = engine.asked_for(messages.TimeCells)
+    assert {len(prompt) for command in commands for prompt in command.prompts} == {600 - 80 // 2}
+    assert all(len(set(command.prompts)) == command.batch_size for command in commands)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"prompt_tokens": 8_192}, "around 944 tokens of context per request instead of 8320:"),
+        ({"context_length": 16}, "around 48 tokens of context per request instead of 16:"),
+    ],
+)
+def test_other_context_than_wanted_is_told(
+    tmp_path: Path, reports: Reports, options: dict[str, Any], told: str
+) -> None:
+    document = take(ScriptedEngine(), tmp_path, reports, **options).document
+    (note,) = reports.notes
+    assert note.startswith(f"Steps are timed {told}")
+    assert f"around {document.profile.context_length} " in note
 
 
 def test_engine_without_a_tokenizer_gets_random_prompts_and_says_so(tmp_path: Path, reports: Reports) -> None:
@@ -585,13 +610,34 @@ def test_partial_of_another_engine_or_other_options_is_set_aside(
     assert any("is kept as table.json.partial.old" in warning for warning in reports.warnings)
 
 
-def test_lengths_of_the_users_requests_keep_the_partial(tmp_path: Path) -> None:
-    # They are for the advice, which is computed after measuring.
-    take(ScriptedEngine(), tmp_path)
+def test_lengths_of_the_users_requests_keep_the_partial_where_the_context_is_given(tmp_path: Path) -> None:
+    # They are for the advice then, which is computed after measuring.
+    take(ScriptedEngine(), tmp_path, context_length=384)
     engine = ScriptedEngine()
-    document = take(engine, tmp_path, prompt_tokens=900, output_tokens=10).document
+    document = take(engine, tmp_path, context_length=384, prompt_tokens=900, output_tokens=10).document
     assert engine.visits == []
     assert document.engine.prompt_tokens == 900
+    assert document.profile.context_length == 384
+
+
+def test_lengths_of_the_users_requests_that_change_the_context_set_the_partial_aside(
+    tmp_path: Path, reports: Reports
+) -> None:
+    take(ScriptedEngine(), tmp_path)
+    engine = ScriptedEngine()
+    document = take(engine, tmp_path, reports, prompt_tokens=700, output_tokens=10).document
+    assert Counter(engine.visits) == dict.fromkeys(CELLS, 2)
+    assert document.profile.context_length == 705
+    assert any("is kept as table.json.partial.old" in warning for warning in reports.warnings)
+
+
+def test_context_that_is_the_same_keeps_the_partial_whether_it_was_given_or_not(tmp_path: Path) -> None:
+    take(ScriptedEngine(), tmp_path)
+    engine = ScriptedEngine()
+    assert take(engine, tmp_path, context_length=384).document.profile.context_length == 384
+    # Longer prompts with shorter outputs have as much context.
+    assert take(engine, tmp_path, prompt_tokens=374, output_tokens=20).document.engine.prompt_tokens == 374
+    assert engine.visits == []
 
 
 def test_damaged_partial_is_bad_input_and_left_alone(tmp_path: Path) -> None:
@@ -695,6 +741,20 @@ def test_cells_beyond_the_time_budget_are_left_out_with_that_reason(tmp_path: Pa
     assert set(reasons(document)) == {cell for cell in CELLS if cell[0] != first}
     assert set(reasons(document).values()) == {"--time-budget 0.5 s was used up"}
     assert not any(cell.fatal for cell in document.profile.excluded)
+
+
+def test_batch_that_does_not_fill_within_the_time_budget_is_left_out_with_that_reason(
+    tmp_path: Path, clock: Clock
+) -> None:
+    engine = ScriptedEngine(samples=clock.samples, never_full={4})
+    document = take(engine, tmp_path, time_budget=100.0).document
+    assert reasons(document) == {(4, length): "--time-budget 100 s was used up" for length in (0, 1, 2)}
+    assert not any(cell.fatal for cell in document.profile.excluded)
+    # Each batch size is given the time that is left, and the next run tries again.
+    given = [command.seconds for command in engine.asked_for(messages.TimeCells)]
+    assert given == sorted(given, reverse=True)
+    assert 99.0 < given[-1] < given[0] == 100.0
+    assert take(ScriptedEngine(), tmp_path).document.profile.excluded == ()
 
 
 def test_cells_that_there_was_no_time_for_are_timed_by_the_next_run(tmp_path: Path, clock: Clock) -> None:

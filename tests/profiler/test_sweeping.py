@@ -51,11 +51,14 @@ class Engine:
         spans: bool = False,
         drafter_ms: float | None = None,
         cache_tokens: int = 10**9,
+        chunk: int = 10**9,
     ) -> None:
         """``drafter_ms`` is a drafter's first pass, run at each length, which can be left out at length 0.
 
-        A request is preempted where all together have more than ``cache_tokens`` tokens.
+        A request is preempted where all together have more than ``cache_tokens`` tokens. A step processes
+        ``chunk`` tokens of prompts.
         """
+        self._chunk, self._prefilling = chunk, 0
         self._cache_tokens = cache_tokens
         self.preemptions = 0
         self._drafter_ms = drafter_ms
@@ -114,6 +117,9 @@ class Engine:
         self._joining, self._waiting = self._waiting[:room], self._waiting[room:]
         if not self._running:
             return
+        self._prefilling += sum(request.prompt_tokens for request in joined)
+        prefilled = min(self._prefilling, self._chunk)
+        self._prefilling -= prefilled
         decoding = [request for request in self._running if not request.new]
         verified = 0 if self._proposed in self.unused_lengths else self._proposed
         # Caches follow a change of length for two steps more than the change itself takes.
@@ -135,7 +141,7 @@ class Engine:
                 + 2.0 * self._after_prompt,
                 batch_size=len(self._running),
                 drafted_tokens=verified * len(decoding),
-                prompt_tokens=sum(request.prompt_tokens - 1 for request in joined),
+                prompt_tokens=max(0, prefilled - len(joined)),
                 new_requests=len(joined),
                 next_draft_length=self._length,
                 requests_drafted=len(decoding) if verified else 0,
@@ -319,6 +325,36 @@ def test_batch_that_never_fills_is_unreachable_at_every_length() -> None:
     unreachable = found[1:]
     assert [(type(m), m.draft_length) for m in unreachable] == [(CellUnreachable, 0), (CellUnreachable, 2)]  # type: ignore[union-attr]
     assert all(isinstance(m, CellUnreachable) and m.reason.startswith(reason) for m in unreachable)
+
+
+def test_long_prompts_take_the_steps_that_they_need() -> None:
+    # 3 prompts of 400 tokens, 10 a step: 120 steps, far more than the 62 that are waited for.
+    engine = Engine(chunk=10)
+    command = TimeCells(3, (0, 1), 6, ((7,) * 400,) * 3)
+    assert len(cells(list(sweep(engine).time_cells(command)))) == 2
+    assert sum(step.prompt_tokens > 0 for step in engine.log.steps) == 0
+
+
+def test_steps_that_never_are_without_a_prompt_are_waited_for_no_longer_than_the_prompts_take() -> None:
+    class Busy(Engine):
+        """Always has another prompt."""
+
+        def step(self) -> None:
+            self._prefilling += 1
+            super().step()
+
+    engine = Busy(chunk=1)
+    found = list(sweep(engine).time_cells(TimeCells(3, (0,), 6, PROMPTS)))
+    assert [type(message) for message in found] == [CellStarted, CellUnreachable]
+    assert engine._number < 3 * 4 + 50 + 4 * 3 + 5
+
+
+def test_batch_that_takes_longer_than_there_is_time_is_given_up() -> None:
+    engine = Engine(chunk=10)
+    command = TimeCells(3, (0, 1, 1, 0), 6, ((7,) * 400,) * 3, seconds=0.0)
+    assert list(sweep(engine).time_cells(command)) == [CellStarted(3, 0), messages.OutOfTime(3)]
+    assert engine.aborted == 1
+    assert engine._number < 5
 
 
 def test_length_that_cannot_be_timed_leaves_the_others_their_visits() -> None:

@@ -66,6 +66,12 @@ def sections(comparison: Comparison) -> Iterator[RenderableType]:
         yield pages.section("Measured on another engine", *_fields(comparison.fingerprint))
     if not comparison.same_measure:
         yield Text("Step times were taken in different ways: their ratios mean little.", style="yellow")
+    if comparison.old_context_length != comparison.new_context_length:
+        yield Text(
+            f"Steps were timed at {comparison.new_context_length:,} tokens of context per request, before at"
+            f" {comparison.old_context_length:,}: longer contexts take longer steps.",
+            style="yellow",
+        )
     yield pages.section("Table", _table(comparison))
     yield pages.section("Step times, new over old", *_step_times(comparison))
     yield pages.section("Survival", _survival(comparison))

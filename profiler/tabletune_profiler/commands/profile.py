@@ -19,7 +19,17 @@ from rich.text import Text
 
 from tabletune import documents
 from tabletune.documents import Control, Document
-from tabletune_profiler import consoles, files, pages, partials, profiling, progress, prompts, verifying
+from tabletune_profiler import (
+    consoles,
+    files,
+    pages,
+    partials,
+    planning,
+    profiling,
+    progress,
+    prompts,
+    verifying,
+)
 from tabletune_profiler.commands import parameters
 from tabletune_profiler.commands.parameters import ServeArguments
 from tabletune_profiler.commands.table import change_control
@@ -53,8 +63,15 @@ def profile(
         ),
     ] = None,
     context_length: Annotated[
-        int, typer.Option(min=16, help="Tokens of context per request around which steps are timed.")
-    ] = Options.context_length,
+        int | None,
+        typer.Option(
+            min=planning.LEAST_CONTEXT,
+            help="Tokens of context per request around which steps are timed. Unset: what your requests have"
+            " on average while they decode, `--prompt-tokens` and half of `--output-tokens`, or less where"
+            " that does not fit into the model's length.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=4, help="Steps that count, per cell.")] = Options.steps,
     repeats: Annotated[
         int, typer.Option(min=0, help="Most times that a cell with a wide spread is timed again.")
@@ -72,10 +89,16 @@ def profile(
     ] = Options.acceptance_tokens,
     mixed: Annotated[bool, typer.Option(help="Also time steps that share a prompt.")] = True,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Your usual prompt length, for the table and the engine advice.")
+        int,
+        typer.Option(
+            min=1, help="Your usual prompt length, for the context, the table and the engine advice."
+        ),
     ] = Options.prompt_tokens,
     output_tokens: Annotated[
-        int, typer.Option(min=1, help="Your usual output length, for the table and the engine advice.")
+        int,
+        typer.Option(
+            min=1, help="Your usual output length, for the context, the table and the engine advice."
+        ),
     ] = Options.output_tokens,
     tie_tolerance: Annotated[
         float | None, typer.Option(help="Keep the neighbour's length where another gains less; 0.01 is 1%.")
