@@ -28,6 +28,9 @@ SETTLE_SECONDS = 0.7
 RAMP_SECONDS = 3.0
 """After a change of load: requests are out of step with each other by then."""
 SLICE_SECONDS = 2.5
+REFERENCE_SECONDS = 22.5
+"""Of a timeline's own: slices that begin then or later tell what is reached within 30 s, and each of them is
+followed by one of the right table. Without that the host's drift was larger than what they were to tell."""
 FOLLOW_SECONDS = 0.15
 """Until the plugin has read a new document, which it looks for every tenth of a second."""
 BYPASSED = {"plugin adapting": "", "without spans": "spans", "without plugin": "plugin"}
@@ -143,7 +146,8 @@ def recovery(
 
     ``start`` are kinds of wrong start (:func:`wrong`). ``rates`` are survival rates of the workload that
     the engine is switched to; the document stays that of the old workload then, "tuned" is its table,
-    stale, and "retuned" the table that knows the new rates.
+    stale, and "retuned" the table that knows the new rates. The right one is the last of ``policies``, or
+    "retuned".
     """
     bench.load.keep_open(open, Shape())
     bench.load.sleep(_ramp(open, Shape().prompt_tokens))
@@ -161,7 +165,7 @@ def recovery(
                 window = _window(bench, policy, SLICE_SECONDS)
                 bench.keep({**common, "when": when, "round": number, **window})
             if when == "before":
-                slices = _timeline(bench, wrong(kind, bench.document), seconds)
+                slices = _timeline(bench, wrong(kind, bench.document), seconds, references[-1])
                 bench.keep({**common, "when": "timeline", **slices})
     if rates:
         bench.engine.call(inside.accept, old)
@@ -278,7 +282,9 @@ def expected_seconds(entry: Record) -> float:
         case "recovery":
             window = SLICE_SECONDS + SETTLE_SECONDS + FOLLOW_SECONDS
             references = (policies + ("rates" in entry)) * 2 * entry.get("rounds", 3)
-            seconds = ramps + len(entry["start"]) * (entry["seconds"] + references * window)
+            late = max(0.0, entry["seconds"] - REFERENCE_SECONDS) // SLICE_SECONDS + 1
+            between = late * (SLICE_SECONDS + 2 * SETTLE_SECONDS)
+            seconds = ramps + len(entry["start"]) * (entry["seconds"] + between + references * window)
         case "cost":
             seconds = ramps + rounds * len(BYPASSED) * (entry["seconds"] + SETTLE_SECONDS)
         case "bursts":
@@ -351,17 +357,35 @@ def _latencies(finished: Sequence[Any]) -> Record:
     }
 
 
-def _timeline(bench: Bench, policy: Policy, seconds: float) -> Record:
-    """Serve one policy for ``seconds`` and tell what was kept in each slice, and what the plugin says."""
+def _timeline(bench: Bench, policy: Policy, seconds: float, right: Policy) -> Record:
+    """Serve one policy for ``seconds`` and tell what was kept in each slice, and what the plugin says.
+
+    ``right`` is the right table, of which the plugin learns nothing: late slices alternate with it.
+    """
     bench.engine.call(inside.unlearn)
     bench.engine.serve(policy, bench.load)
-    start = time.perf_counter()
-    kept, reports = [], []
-    while time.perf_counter() - start < seconds:
+    start, held = time.perf_counter(), 0.0
+    kept, reports, references = [], [], []
+    while (at := time.perf_counter() - start - held) < seconds:
         began, ended = bench.load.sleep(SLICE_SECONDS)
         kept.append(round(bench.load.tokens(began, ended) / (ended - began), 1))
         report = bench.engine.call(inside.report)
         report["ranges"] = tables.from_lookup(report.pop("lookup"))
-        reports.append({"at": round(ended - start, 2), **report})
+        reports.append({"at": round(ended - start - held, 2), "ended": ended, **report})
+        if at >= REFERENCE_SECONDS - 1.0:
+            bench.engine.call(inside.hold, right.document.table)
+            bench.load.sleep(SETTLE_SECONDS)
+            began, ended = bench.load.sleep(SLICE_SECONDS)
+            rate = round(bench.load.tokens(began, ended) / (ended - began), 1)
+            references.append({"began": began, "seconds": ended - began, "tokensPerSecond": rate})
+            bench.engine.call(inside.hold, [])
+            _, until = bench.load.sleep(SETTLE_SECONDS)
+            held += until - reports[-1]["ended"]
         bench.load.forget(began)
-    return {"policy": policy.name, "began": start, "tokensPerSecond": kept, "reports": reports}
+    return {
+        "policy": policy.name,
+        "began": start,
+        "tokensPerSecond": kept,
+        "reports": reports,
+        "references": references,
+    }

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from control import controllers
 
-from tabletune import documents
+from tabletune import documents, tables
 from tabletune_plugin import metrics
 from tabletune_plugin.engine import hooking, spans
 from tabletune_plugin.engine.steps import Step, Tap
@@ -44,13 +44,16 @@ class Recorder:
         self.late: deque[tuple[int, list[float]]] = deque()
         self.rivals: dict[str, Rival] = {}
         self.rival: Rival | None = None
+        self.held: list[int] | None = None
+        """The plugin's lookup while another is held; it sees no steps then."""
         self.own_seconds = 0.0
         """Seconds on the engine's thread that are the benchmark's and not the plugin's."""
         tap.on_step = self.on_step
 
     def on_step(self, step: Step) -> None:
         """Take in one step after the plugin has."""
-        self.plugin(step)
+        if self.held is None:
+            self.plugin(step)
         began = time.perf_counter()
         self._keep(step)
         self.own_seconds += time.perf_counter() - began
@@ -202,6 +205,19 @@ def unlearn(core: Any) -> None:
     controller._state = None
 
 
+def hold(_core: Any, table: list[documents.Range]) -> None:
+    """Serve with ``table``, of which the plugin learns nothing, or with the plugin's again (an empty one)."""
+    recorder = _recording()
+    in_force = recorder.tap.lookup
+    assert in_force is not None
+    if table:
+        recorder.held = recorder.held or in_force
+        recorder.tap.set_lookup(tables.lookup(table, len(in_force) - 1))
+    elif recorder.held is not None:
+        recorder.tap.set_lookup(recorder.held)
+        recorder.held = None
+
+
 def accept(core: Any, rates: list[float]) -> None:
     """Have synthetic rejection sampling accept with these unconditional rates from now on."""
     core.model_executor.collective_rpc(_accept_in_worker, args=(rates,))
@@ -232,7 +248,7 @@ def quiet(_core: Any) -> None:
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        record, keep, following, report, own_seconds, steer, forget, unlearn, accept, bypass, quiet,
+        record, keep, following, report, own_seconds, steer, forget, unlearn, hold, accept, bypass, quiet,
     )
 }  # fmt: skip
 

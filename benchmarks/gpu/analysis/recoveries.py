@@ -1,7 +1,8 @@
 """Timelines: how mode adapt finds its way from a wrong start, or after a switch of the workload.
 
 Each slice is told as a share of what the right table keeps. That was measured in windows before and after the
-timeline, on a host that drifts: between the two the reference moves on a straight line.
+timeline, and in later runs between its late slices, on a host that drifts: between these the reference moves
+on straight lines.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from gpu.analysis import ratios
 from gpu.analysis.ratios import Estimate
 from gpu.analysis.runs import Record, Run, constant_length
@@ -94,12 +96,10 @@ def recovered_after(
     return seconds[reached] if reached is not None and reached < len(shares) else None
 
 
-def reference_at(moment: float, before: tuple[float, float], after: tuple[float, float] | None) -> float:
-    """Return the reference at a moment: ``before`` and ``after`` are mean moments and rates."""
-    if after is None or after[0] <= before[0]:
-        return before[1]
-    part = min(1.0, max(0.0, (moment - before[0]) / (after[0] - before[0])))
-    return before[1] + part * (after[1] - before[1])
+def reference_at(moment: float, references: Sequence[tuple[float, float]]) -> float:
+    """Return the reference at a moment, from mean moments and rates in their order."""
+    moments, rates = zip(*references, strict=True)
+    return float(np.interp(moment, moments, rates))
 
 
 def of_run(run: Run) -> list[Recovery]:
@@ -125,9 +125,11 @@ def recover(run: str, records: Sequence[Record]) -> Recovery | None:
     after = _mean_window(ends) if ends else None
     seconds = [float(report["at"]) for report in line["reports"]]
     lasting = [end - start for start, end in zip([0.0, *seconds], seconds, strict=False)]
+    between = [_mean_window([reference]) for reference in line.get("references", ())]
+    points = [before, *between, *([after] if after is not None else [])]
     shares = [
-        rate / reference_at(line["began"] + end - length / 2, before, after)
-        for rate, end, length in zip(line["tokensPerSecond"], seconds, lasting, strict=True)
+        rate / reference_at(report.get("ended", line["began"] + report["at"]) - length / 2, points)
+        for rate, report, length in zip(line["tokensPerSecond"], line["reports"], lasting, strict=True)
     ]
     spread = _spread(own)
     late = [
@@ -135,7 +137,7 @@ def recover(run: str, records: Sequence[Record]) -> Recovery | None:
         for share, end, length in zip(shares, seconds, lasting, strict=True)
         if end - length >= LATE_SECONDS - 0.1 and seconds[-1] >= SHORT_SECONDS
     ]
-    reached = _late(late, spread)
+    reached = ratios.estimate(late) if between and late else _late(late, spread)
     stale = _within(references, "tuned", right) if right == "retuned" else None
     kind = kind_of(line["comparison"], line["start"])
     constants = {

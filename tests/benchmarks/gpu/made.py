@@ -82,8 +82,12 @@ def timeline(
     start: str = "all 0",
     stale: float | None = None,
     open_requests: int = 64,
+    between: float | None = None,
 ) -> list[Record]:
-    """A timeline of slices of 2.5 s from 100 s on, two windows of the right table before and after it."""
+    """A timeline of slices of 2.5 s from 100 s on, two windows of the right table before and after it.
+
+    ``between`` is the right table's rate between the late slices: 2.5 s after each that begins after 22.5 s.
+    """
     policy = "retuned" if comparison == "switch" else "tuned"
     common = {"comparison": comparison, "open": open_requests, "start": start, "rates": [0.7, 0.5, 0.4]}
     ends = [2.5 * (place + 1) for place in range(len(shares))]
@@ -95,10 +99,17 @@ def timeline(
             if stale is not None:
                 records.append({**own, "policy": "tuned", "tokensPerSecond": rate * stale})
         if when == "before":
-            reports = [{"at": end, "ranges": [[1, 32, 3], [33, 252, 2]]} for end in ends]
+            reports: list[Record] = [{"at": end, "ranges": [[1, 32, 3], [33, 252, 2]]} for end in ends]
+            references: list[Record] = []
+            for place, report in enumerate(reports if between is not None else []):
+                report["ended"] = 100.0 + report["at"] + 2.5 * max(0, place - 9)
+                if place >= 9:
+                    reference = {"began": report["ended"], "seconds": 2.5, "tokensPerSecond": between}
+                    references.append(reference)
             records.append(
                 {
                     **common,
+                    **({"references": references} if references else {}),
                     "when": "timeline",
                     "policy": "adapt",
                     "began": 100.0,

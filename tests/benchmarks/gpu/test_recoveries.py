@@ -41,13 +41,26 @@ def test_relapse_begins_the_count_anew_and_one_noisy_slice_does_not() -> None:
 def test_reference_moves_from_before_to_after() -> None:
     # The host slows down evenly from 1000 to 800; adapting keeps what the right table does all along.
     before, after = (92.0 + 1.0, 1000.0), (137.0 + 1.0, 800.0)
-    assert recoveries.reference_at(93.0, before, after) == 1000.0
-    assert recoveries.reference_at(115.5, before, after) == pytest.approx(900.0)
-    assert recoveries.reference_at(500.0, before, after) == 800.0
-    assert recoveries.reference_at(115.5, before, None) == 1000.0
+    assert recoveries.reference_at(93.0, [before, after]) == 1000.0
+    assert recoveries.reference_at(115.5, [before, after]) == pytest.approx(900.0)
+    assert recoveries.reference_at(500.0, [before, after]) == 800.0
+    assert recoveries.reference_at(115.5, [before]) == 1000.0
     found = recovered(made.timeline([1.0] * 12, right=((1000.0, 1000.0), (800.0, 800.0))))
     assert found.shares[0] == pytest.approx(1000 / (1000 - 200 * (101.25 - 93) / 45))
     assert found.shares[-1] > found.shares[0] > 1.0
+
+
+def test_late_slices_are_held_against_the_right_table_between_them() -> None:
+    # The host is a fifth slower while the timeline runs, and as it was before it and after it.
+    shares = [0.4] * 4 + [0.8] * 8
+    slower = recovered(made.timeline(shares)).within_30_seconds
+    assert slower is not None
+    assert slower.mean == pytest.approx(0.8)
+    found = recovered(made.timeline(shares, between=800.0))
+    assert found.within_30_seconds is not None
+    assert found.within_30_seconds.mean == pytest.approx(1.0, abs=0.01)
+    assert found.within_30_seconds.rounds == 3
+    assert found.seconds[-1] == 30.0
 
 
 def test_short_timeline_tells_nothing_of_30_seconds() -> None:
