@@ -94,6 +94,7 @@ def page(found: Findings, reached: Sequence[Goal], drawn: Sequence[Path]) -> str
         _host(found),
         _neighbours(found),
         _after_changes(found),
+        _scatter(found),
         _mixed(found),
         _batches(found),
         _explanations(found),
@@ -575,6 +576,45 @@ def _after_changes(found: Findings) -> str:
         "## After a change of length\n\n"
         "The first steps that verify another length, over settled steps of that length with a full graph, as"
         f" far from a prompt; medians of GPU spans.\n\n{table(names, rows)}"
+    )
+
+
+def _scatter(found: Findings) -> str:
+    median, quartile = stepping.QUANTILES
+    rows = [
+        (
+            own.run,
+            own.open,
+            own.length,
+            own.seconds,
+            number(own.milliseconds[median]),
+            number(own.milliseconds[quartile]),
+            number(100 * own.deviation[median], 1),
+            number(100 * own.deviation[quartile], 1),
+            number(own.undisturbed_ms),
+            number(own.profiled_ms),
+        )
+        for own in found.scatter
+    ]
+    slow = [
+        (own.run, own.graph, own.half_minutes, number(own.lowest_ms, 1), number(own.highest_ms, 1))
+        for own in found.slowness
+    ]
+    if not rows:
+        return ""
+    names = (
+        "run", "open", "K", "seconds", "median, ms", "lower quartile, ms", "median scatters, %",
+        "lower quartile scatters, %", "undisturbed, ms", "by the profile, ms",
+    )  # fmt: skip
+    return (
+        "## From second to second\n\n"
+        "What the plugin sees of a cell in a second, by GPU spans: the median and the lower quartile of its"
+        " pure steps, and by how much each differs between seconds (standard deviation of its logarithm)."
+        " *Undisturbed* is the 5th percentile of all spans of the load's most frequent batch size.\n\n"
+        f"{table(names, rows)}\n"
+        "Steps with one or two prompts of 256 tokens, by GPU span: the half minutes with the lowest and the"
+        " highest median. They have other numbers of requests, too.\n\n"
+        f"{table(('run', 'graph', 'half minutes', 'lowest, ms', 'highest, ms'), slow)}"
     )
 
 

@@ -154,3 +154,32 @@ def test_batch_size_that_the_kv_cache_does_not_hold_is_left_out_with_the_reason(
     assert not any(cell.fatal for cell in profile.excluded)
     assert finished.document.max_batch_size == profiles.MAX_NUM_SEQS
     assert any("B=4 K=0 is left out" in warning for warning in finished.messages("warning"))
+
+
+def test_context_follows_from_the_usual_lengths_and_long_prompts_fill_in_many_steps(
+    few_prompts: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    # 4 prompts of about 1,500 tokens, 64 a step: some 90 steps until all decode.
+    lengths = ("--max-model-len", "2048", "--max-num-batched-tokens", "64", "--max-num-seqs", "4")
+    serve = (model_folder, *lengths, profiles.EAGER, "--speculative-config", profiles.NGRAM)
+    options = ("--steps", "8", "--repeats", "0", "--acceptance-tokens", "24", "--no-mixed")
+    usual = ("--batch-sizes", "4", "--prompt-tokens", "1500", "--output-tokens", "100")
+    finished = profiles.run(tmp_path / "table.json", (*options, *usual, "--prompts", few_prompts), serve)
+    assert finished.exit_code == 0, "".join(finished.lines)
+    assert finished.document.profile.context_length == 1_550
+    assert finished.document.profile.excluded == ()
+
+
+def test_model_shorter_than_the_usual_requests_is_profiled_at_the_context_that_fits(
+    few_prompts: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    serve = (model_folder, *profiles.SERVE, profiles.EAGER, "--speculative-config", profiles.NGRAM)
+    # Requests grow by 2 · (20 + 6) · (1 + 1 + 2) = 208 tokens, from prompts of 8: 216 of the 256 that fit.
+    options = ("--acceptance-tokens", "24", "--repeats", "0", "--no-mixed", "--batch-sizes", "1,4")
+    finished = profiles.run(tmp_path / "table.json", (*options, "--prompts", few_prompts), serve)
+    assert finished.exit_code == 0, "".join(finished.lines)
+    assert finished.document.profile.context_length == 8 + 208 // 2
+    assert finished.document.profile.excluded == ()
+    assert any(
+        "around 112 tokens of context per request instead of 384" in n for n in finished.messages("note")
+    )

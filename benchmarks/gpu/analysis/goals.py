@@ -65,6 +65,8 @@ class Findings:
     host_shares: list[stepping.HostShare]
     neighbours: list[stepping.Neighbour]
     after_changes: list[stepping.AfterChange]
+    scatter: list[stepping.Scatter]
+    slowness: list[stepping.Slowness]
     mixed_steps: list[stepping.MixedSteps]
     anatomies: list[stepping.Anatomy]
     explanations: list[stepping.Explanation]
@@ -129,6 +131,8 @@ def find(
         host_shares=[own for run in found for own in stepping.host_shares(run)],
         neighbours=[own for run in found for own in stepping.neighbours(run)],
         after_changes=[own for run in found for own in stepping.after_changes(run)],
+        scatter=[own for run in found for own in stepping.scatter(run)],
+        slowness=[own for run in found for own in stepping.slowness(run)],
         mixed_steps=[own for run in found for own in stepping.mixed_steps(run)],
         anatomies=anatomies,
         explanations=explanations([own for loop in loops.values() for own in loop], anatomies),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tabletune import documents
+from tabletune import acceptance, documents
 from tabletune.documents import Document
 
 Record = dict[str, Any]
@@ -24,8 +24,6 @@ MOST_SLIPPED = 32
 """Steps by which spans may have slipped: one each time that the plugin was taken out or put back."""
 CLEARLY = 0.02
 """By so much the best correlation must stand out."""
-VARYING_DRAFTS = ("ngram", "ngram_gpu", "suffix")
-"""Methods that draft for some requests only; all others draft the full length for every request."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class Run:
     @property
     def uniform_drafts(self) -> bool:
         """Whether every request gets a draft of the full length."""
-        return self.model[1] not in VARYING_DRAFTS
+        return acceptance.drafts_are_uniform(self.model[1])
 
     @cached_property
     def loops(self) -> dict[Loop, list[Window]]:

@@ -16,13 +16,16 @@ from gpu.analysis.ratios import Estimate
 from gpu.analysis.runs import Loop, Run, Steps, Window, constant_length
 from numpy.typing import NDArray
 
-from tabletune import costs, predictions
+from tabletune import correcting, costs, predictions
 from tabletune.documents import Document
 
 LEAST_STEPS = 50
 """Pure steps from which a cell is told."""
 QUIET_STEPS = 20
 """Quiet steps from which a cell's quiet time is a reference for its neighbours of prompts."""
+QUANTILES = (correcting.MEDIAN, correcting.LOWER_QUARTILE)
+PROMPT_TOKENS = 256
+"""Of the loops whose scatter is told."""
 LEAST_CHANGES = 8
 """Steps after a change of length from which their time is told."""
 SAME_LENGTH = 0.98
@@ -130,6 +133,37 @@ class Neighbour:
     span_median: float | None
     """Median ratio of spans to the quiet median, which is what profile and plugin compare."""
     interval: Estimate
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How what the plugin sees of a cell in a second differs from second to second."""
+
+    run: str
+    open: int
+    length: int
+    seconds: int
+    """Cells and seconds with :data:`correcting.MIN_TIMES` spans or more."""
+    milliseconds: dict[float, float]
+    """Geometric mean of the cell's quantile, by quantile."""
+    deviation: dict[float, float]
+    """Standard deviation of its logarithm."""
+    undisturbed_ms: float
+    """5th percentile of all spans of the most frequent batch size."""
+    profiled_ms: float | None
+    """What the profile says of that cell."""
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """How the same steps with a prompt differ from one half minute to another."""
+
+    run: str
+    graph: str
+    half_minutes: int
+    lowest_ms: float
+    """Lowest median GPU span of a half minute."""
+    highest_ms: float
 
 
 @dataclass(frozen=True)
@@ -410,6 +444,85 @@ def neighbours(run: Run) -> list[Neighbour]:
             median = float(np.median(np.concatenate(medians[place]))) if of_spans is not None else None
             found.append(Neighbour(run.name, place, of_intervals.rounds, of_spans, median, of_intervals))
     return found
+
+
+def scatter(run: Run) -> list[Scatter]:
+    """Return how quantiles of a second of spans scatter, in each load's three most frequent batch sizes."""
+    found = []
+    for loop, windows in run.loops.items():
+        of_length: dict[int, list[Steps]] = {}
+        for window in windows:
+            if window.constant and window.steps is not None and loop.prompt_tokens == PROMPT_TOKENS:
+                own = window.steps
+                usable = pure(own, window.constant, run.uniform_drafts) & np.isfinite(own.span_ms)
+                of_length.setdefault(window.constant, []).append(own.taken(usable))
+        for length, parts in sorted(of_length.items()):
+            steps = _joined(parts)
+            if steps is None:
+                continue
+            sizes, counts = np.unique(steps.batch_size, return_counts=True)
+            frequent = sizes[np.argsort(-counts)[:3]].tolist()
+            usual = frequent[0]
+            cells = [_by_second(steps, size) for size in frequent]
+            logs = np.concatenate(cells)
+            if len(logs) >= QUIET_STEPS:
+                # Each about its own cell's mean: cells differ.
+                apart = np.concatenate([own - own.mean(axis=0) for own in cells if len(own)])
+                means, deviations = np.exp(logs.mean(axis=0)), apart.std(axis=0)
+                found.append(
+                    Scatter(
+                        run.name,
+                        loop.open,
+                        length,
+                        len(logs),
+                        dict(zip(QUANTILES, means.tolist(), strict=True)),
+                        dict(zip(QUANTILES, deviations.tolist(), strict=True)),
+                        float(np.percentile(steps.span_ms[steps.batch_size == usual], 5)),
+                        _profiled_ms(run.document, usual, length),
+                    )
+                )
+    return found
+
+
+def _profiled_ms(document: Document | None, batch_size: int, length: int) -> float | None:
+    if document is None:
+        return None
+    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
+    found = model.step_time(batch_size, length) if length in model.draft_lengths else math.nan
+    return found if math.isfinite(found) else None
+
+
+def slowness(run: Run) -> list[Slowness]:
+    """Return how steps with one or two prompts of 256 tokens differ between half minutes, by their graph."""
+    if run.steps is None:
+        return []
+    steps = run.steps.taken(np.isfinite(run.steps.span_ms) & run.steps.mixed)
+    steps = steps.taken((steps.new_requests > 0) & (steps.prompt_tokens < 2 * PROMPT_TOKENS))
+    halves = np.floor(steps.result_at / 30)
+    found = []
+    for code in np.unique(steps.graph).tolist():
+        alike = steps.graph == code
+        medians = [
+            float(np.median(steps.span_ms[own]))
+            for half in np.unique(halves[alike])
+            for own in [alike & (halves == half)]
+            if own.sum() >= LEAST_STEPS
+        ]
+        if len(medians) > 1:
+            found.append(Slowness(run.name, GRAPHS[code], len(medians), min(medians), max(medians)))
+    return found
+
+
+def _by_second(steps: Steps, batch_size: int) -> Floats:
+    """Return logarithms of :data:`QUANTILES`, a row for each second with enough spans of the batch size."""
+    own = steps.taken(steps.batch_size == batch_size)
+    seconds = [own.between(at, at + 1).span_ms.tolist() for at in np.unique(np.floor(own.result_at)).tolist()]
+    rows = [
+        [math.log(correcting.typical(spans, quantile)) for quantile in QUANTILES]
+        for spans in seconds
+        if len(spans) >= correcting.MIN_TIMES
+    ]
+    return np.array(rows).reshape(-1, len(QUANTILES))
 
 
 def after_changes(run: Run) -> list[AfterChange]:

@@ -102,6 +102,20 @@ def test_steps_after_a_change_of_length_are_told_by_the_graph_they_find() -> Non
     assert stall.status == "met"
 
 
+def test_scatter_is_that_of_seconds_within_a_cell() -> None:
+    # Steps of 5 ms; every other second a third of them takes a fifth longer, and another cell twice as long.
+    own = made.steps(6000)
+    own = made.changed(own, range(3000, 6000), batch_size=9, drafted_tokens=18, span_ms=8.0)
+    seconds = np.floor(own.result_at).astype(int)
+    late = np.flatnonzero((seconds % 2 == 1) & (np.arange(6000) % 5 < 2))
+    own = made.changed(own, late.tolist(), span_ms=9.6)
+    (found,) = stepping.scatter(served(own))
+    assert found.deviation[0.25] < 0.02
+    own = made.changed(own, np.flatnonzero(seconds % 2 == 1).tolist(), span_ms=9.6)
+    (found,) = stepping.scatter(served(own))
+    assert found.deviation[0.25] > 0.05
+
+
 def test_steps_beside_prompts_are_told_over_quiet_ones() -> None:
     own = made.steps(400)
     mixed = list(range(5, 395, 10))
