@@ -93,7 +93,8 @@ text for a person, such as the error that ends the command.
 
 The phases are {phases}, in this order.
 One that has nothing to do may be missing. `done` and `total` count the phase's own units, and
-`remainingSeconds` is what is left of the phase at its pace so far, or null.
+`remainingSeconds` is what is left of the phase at its pace so far, or null. Every event has `seconds`, those
+since the command began: a log says where the time went.
 
 Where standard output is no terminal, a finished profile puts one more object there, with `event` `finished`:
 `output` (the document's path), `table`, `recommendation`, `excluded` (how many cells have no time),

@@ -109,6 +109,7 @@ class JsonLines:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._phase, self._total, self._first = "", 0, 0
+        self._started = clock()
         self._began = self._told = 0.0
 
     def phase(self, name: str, total: int, done: int = 0) -> None:
@@ -148,5 +149,6 @@ class JsonLines:
         """Nothing to give back."""
 
     def _tell(self, event: str, **content: object) -> None:
-        self._stream.write(json.dumps({"event": event, **content}) + "\n")
+        seconds = round(self._clock() - self._started, 1)
+        self._stream.write(json.dumps({"event": event, "seconds": seconds, **content}) + "\n")
         self._stream.flush()
