@@ -208,6 +208,7 @@ def test_every_metric_is_exported(server: Server) -> None:
         "tabletune_active",
         "tabletune_reloads_total",
         "tabletune_failures_total",
+        "tabletune_plugin_seconds_total",
         "tabletune_drafted_total",
         "tabletune_accepted_total",
         "tabletune_requests_total",
@@ -227,6 +228,14 @@ def test_every_metric_is_exported(server: Server) -> None:
         "tabletune_step_time_ratio",
     } <= set(server.metrics())
     assert server.metrics()["tabletune_failures_total"] == {(): 0.0}
+    own = {
+        labels[0][1]: seconds
+        for labels, seconds in server.metrics()["tabletune_plugin_seconds_total"].items()
+    }
+    # No GPU, no spans.
+    assert own["scheduler"] > 0
+    assert own["control"] > 0
+    assert own["spans"] == 0
     assert server.get("/healthz", server.metrics_port)[0] == 200
 
 
