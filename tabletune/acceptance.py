@@ -25,6 +25,15 @@ PRECISION = 0.01
 """Relative standard error of the expected tokens that a profile should reach: the tie tolerance's default."""
 
 
+VARYING_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods that look drafts up in text, and find none, or shorter ones, for some requests."""
+
+
+def drafts_are_uniform(drafter_method: str) -> bool:
+    """Return whether every request gets a draft of the full length each step: drafters that are models do."""
+    return drafter_method not in VARYING_DRAFTS
+
+
 class Rates(Protocol):
     """Acceptance from anywhere: a document's, or the plugin's estimate."""
 

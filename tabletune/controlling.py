@@ -214,7 +214,11 @@ def plan(
         lookup=tables.lookup(document.table, max_batch_size),
         draft_lengths=lengths,
         max_batch_size=max_batch_size,
-        grid=correcting.Grid(model.step_times(max_batch_size), np.array(kinds, dtype=np.int64)),
+        grid=correcting.Grid(
+            model.step_times(max_batch_size),
+            np.array(kinds, dtype=np.int64),
+            correcting.quantile_for(engine.drafter_method),
+        ),
         hazardous=hazards.drafted(hazards.cells(profile, engine, max_batch_size, captured)),
         requests=requests,
         prompt_bounds=bounds,

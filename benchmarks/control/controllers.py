@@ -111,7 +111,7 @@ class Ours(Lookup):
                 self.started,
                 self.held_at,
                 self.held,
-                correcting.typical(self.times),
+                correcting.typical(self.times, self.plan.grid.quantile),
                 self.kept / max(len(self.times), 1),
             )
 

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "plugin"), str(ROOT / "benchmarks")]
 import machines  # noqa: E402
 from table import measure as table_benchmark  # noqa: E402
 
-from tabletune import assembling, controlling, documents, estimating, traffic  # noqa: E402
+from tabletune import assembling, controlling, correcting, documents, estimating, traffic  # noqa: E402
 from tabletune_plugin.engine import steps  # noqa: E402
 from tabletune_plugin.steering import Steering  # noqa: E402
 from tabletune_plugin.tallying import Tally  # noqa: E402
@@ -145,7 +145,7 @@ def attached(*, exploring: bool, spans: bool) -> tuple[Scheduler, Tally, steps.T
         steering.add(step)
 
     tap = steps.attach(scheduler, on_step)
-    steering = Steering(tap)
+    steering = Steering(tap, correcting.LOWER_QUARTILE)
     steering.put_in_force(scheduler.dynamic_sd_lookup or [], plan() if exploring else None, 0.005)
     return scheduler, tally, tap
 

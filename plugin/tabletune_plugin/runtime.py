@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from tabletune import correcting
 from tabletune_plugin import metrics, serving
 from tabletune_plugin.controller import Controller
 from tabletune_plugin.engine.steps import Step
@@ -71,7 +72,7 @@ class Runtime:
             asynchronous=engine.asynchronous,
             gpu_span_ms=tap.gpu_span_ms,
         )
-        steering = Steering(tap)
+        steering = Steering(tap, correcting.quantile_for(engine.fingerprint.drafter_method))
         controller = Controller(
             engine, settings, tally, steering, measures_spans=measures_spans, wall_clock=time.time
         )

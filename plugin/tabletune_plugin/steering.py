@@ -63,8 +63,9 @@ class _Exploration:
 class Steering:
     """The lookup of one scheduler."""
 
-    def __init__(self, tap: Tap) -> None:
-        self._tap = tap
+    def __init__(self, tap: Tap, quantile: float) -> None:
+        """``quantile`` of an exploration's times is what its steps took (`correcting.quantile_for`)."""
+        self._tap, self._quantile = tap, quantile
         self._lock = threading.Lock()
         self._lookup: tuple[int, ...] | None = None
         self._plan: ExplorationPlan | None = None
@@ -160,7 +161,7 @@ class Steering:
                 exploration.plan,
                 exploration.batch_size,
                 exploration.length,
-                correcting.typical(self._times(exploration)),
+                correcting.typical(self._times(exploration), self._quantile),
                 exploration.kept_tokens / max(len(exploration.steps), 1),
             )
 

@@ -71,6 +71,23 @@ def test_long_tail_and_hiccups_are_outvoted() -> None:
     assert live.found.step_times_ms[2, 7] == pytest.approx(5.3, rel=0.01)
 
 
+@given(
+    times=st.lists(st.floats(min_value=1.0, max_value=1.2), min_size=1, max_size=64),
+    quantile=st.sampled_from([correcting.MEDIAN, correcting.LOWER_QUARTILE]),
+)
+def test_typical_time_is_a_quantile(times: list[float], quantile: float) -> None:
+    assert correcting.typical(times, quantile) == pytest.approx(float(np.quantile(times, quantile)))
+
+
+def test_host_that_is_behind_half_of_the_time_makes_no_length_dear() -> None:
+    # At 64 requests on an H200 half of the spans at K=2 were 8.9 ms instead of 6.9 while the host was slow.
+    half_slow = [6.9] * 10 + [8.9] * 12
+    assert correcting.quantile_for("eagle3") == correcting.LOWER_QUARTILE
+    assert correcting.typical(half_slow, correcting.quantile_for("eagle3")) == pytest.approx(6.9)
+    # Where drafts vary, the same is work.
+    assert correcting.typical(half_slow, correcting.quantile_for("ngram")) == pytest.approx(8.9)
+
+
 def test_single_slow_time_waits_and_the_faster_of_two_counts() -> None:
     live = Live()
     profiled = float(PROFILED[2, 7])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tabletune import controlling, documents
+from tabletune import controlling, correcting, documents
 from tabletune.documents import Control, Document, Measure, Mode
 from tabletune_plugin import controller, following, settings, states
 from tabletune_plugin.controller import Controller
@@ -36,7 +36,7 @@ class Rig:
             asynchronous=self.engine.asynchronous,
             gpu_span_ms=lambda number: None,
         )
-        self.steering = Steering(self.tap)
+        self.steering = Steering(self.tap, correcting.LOWER_QUARTILE)
         chosen, complaints = settings.read({"TABLETUNE_TABLE": str(path)} | variables)
         assert not complaints
         self.settings = chosen

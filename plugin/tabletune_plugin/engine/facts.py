@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tabletune import acceptance
 from tabletune.documents import Fingerprint
 from tabletune_plugin.engine import versions
 
@@ -162,10 +163,6 @@ def _processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-_VARYING_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
-"""Methods that look drafts up in text, and find none, or shorter ones, for some requests."""
-
-
 def drafts_are_uniform(config: Any) -> bool:
-    """Return whether every request gets a draft of the full length each step: drafters that are models do."""
-    return config.speculative_config.method not in _VARYING_DRAFTS
+    """Return whether every request gets a draft of the full length each step."""
+    return acceptance.drafts_are_uniform(config.speculative_config.method)
