@@ -344,8 +344,9 @@ def _recoveries(found: Findings, picture: str | None) -> str:
     return (
         "## Recovery\n\n"
         + _picture(picture, "Share of the right table's rate over time")
-        + "\nShares of the right table's tokens per second in %; that moves on a line from its windows before"
-        f" the timeline to those after. *Within 30 s*: mean of the slices from {late} s on. *Stays from*:"
+        + "\nShares of the right table's tokens per second in %; that moves on lines between its windows:"
+        " before the timeline, between its late slices (not in the runs of 2026-11-30), after it. *Within 30"
+        f" s*: mean of the slices from {late} s on. *Stays from*:"
         f" from there on no running mean of {recoveries.SMOOTHED} slices is below {stays['mistuned']:.0f}%"
         f" ({stays['wrong profile']:.0f}% for a wrong profile). *Loss back*: share of the stale table's loss,"
         " where it is no tie. *Spread* is that of one of the right table's windows.\n\n" + table(names, rows)

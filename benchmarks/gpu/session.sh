@@ -102,7 +102,7 @@ case $lane in
     } &
     serving eagle3-full full "$document" --after real-adaptive-verification -- \
       "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) --compilation-config '{"cudagraph_mode":"FULL"}' &
-    # Ends with bursts, which may kill it.
+    # Begins with bursts, which may kill it.
     serving eagle3-more more "$document" --after eagle3-full -- \
       "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) &
     ;;
