@@ -163,29 +163,21 @@ def sweep_prompts(
     known: set[tuple[int, ...]] = set()
     uses = count // len(token_ids)
     for start in range(count):
-        cut = start // len(token_ids)
-        found = _cut_prompt(token_ids, start, count, length, cut)
+        text: list[int] = []
+        position = start
+        first_cut = start // len(token_ids)
         # Texts may repeat themselves, so another place is not looked for without end.
-        for other in range(cut + 1, cut + uses + KV_BLOCK):
-            if found[:KV_BLOCK] not in known:
+        for cut in range(first_cut, first_cut + uses + KV_BLOCK):
+            while len(text) < length + cut:
+                text += token_ids[position % len(token_ids)]
+                position += count
+            begin = len(text) - cut - length
+            block = tuple(text[begin : begin + min(length, KV_BLOCK)])
+            if block not in known:
                 break
-            found = _cut_prompt(token_ids, start, count, length, other)
-        known.add(found[:KV_BLOCK])
-        prompts.append(found)
+        known.add(block)
+        prompts.append(tuple(text[begin : begin + length]))
     return tuple(prompts)
-
-
-def _cut_prompt(
-    token_ids: Sequence[Sequence[int]], start: int, stride: int, length: int, cut: int
-) -> tuple[int, ...]:
-    """Return ``length`` tokens of every ``stride``-th text from ``start`` on, without the last ``cut``."""
-    text: list[int] = []
-    position = start
-    while len(text) < length + cut:
-        text += token_ids[position % len(token_ids)]
-        position += stride
-    end = len(text) - cut
-    return tuple(text[end - length : end])
 
 
 def _batch_sizes(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from typing import Any
 
@@ -262,6 +263,14 @@ def test_no_two_prompts_of_a_large_batch_share_their_first_block(length: int, te
 
 def test_text_that_repeats_itself_ends_in_twins() -> None:
     assert planning.sweep_prompts([(1,), (1, 1)], 40, vocabulary=10, count=5) == ((1,) * 40,) * 5
+
+
+def test_twins_of_long_prompts_are_told_by_their_first_block_alone() -> None:
+    # Cut whole at each of the places that are tried, these would take minutes, while the engine waits.
+    began = time.process_time()
+    found = planning.sweep_prompts([(1,)], 8_192, vocabulary=10, count=256)
+    assert found == ((1,) * 8_192,) * 256
+    assert time.process_time() - began < 10.0
 
 
 def test_tiny_vocabulary_is_no_trouble() -> None:
