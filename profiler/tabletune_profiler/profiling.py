@@ -258,11 +258,20 @@ class _Run:
         self._time_mixed()
 
     def document(self, created_at: datetime) -> Document:
-        """Return the document of what was measured; raises :class:`EngineError` where that is too little."""
+        """Return the document of what was measured.
+
+        Raises :class:`EngineError` where that is too little, :class:`InputError` where the time for it was.
+        """
         assert self._state.acceptance is not None
         profile = results.profile(self._plan, self._state, self._configured)
         if all(time is None for row in profile.step_time_ms for time in row):
             reasons = sorted({cell.reason for cell in profile.excluded})
+            # Prompts that are long and many fill no batch in a short time, and would not the next time.
+            if self._restarts == 0 and any(reason.startswith(states.OUT_OF_TIME) for reason in reasons):
+                raise InputError(
+                    f"No cell could be timed: {'; '.join(reasons[:3])}. Give more; the profile then goes on"
+                    f" from {self._partial_path}."
+                )
             raise EngineError(
                 f"No cell could be timed: {'; '.join(reasons[:3])}. Remove {self._partial_path} to try all"
                 " cells again."

@@ -765,6 +765,25 @@ def test_cells_that_there_was_no_time_for_are_timed_by_the_next_run(tmp_path: Pa
     assert len(again.visits) == 12
 
 
+def test_time_budget_in_which_no_batch_fills_is_refused_and_a_longer_one_goes_on(
+    tmp_path: Path, clock: Clock
+) -> None:
+    engine = ScriptedEngine(samples=clock.samples, never_full={1, 2, 4})
+    with pytest.raises(InputError, match=r"--time-budget 100 s was used up\. Give more; .*\.partial"):
+        take(engine, tmp_path, time_budget=100.0)
+    again = ScriptedEngine(samples=clock.samples)
+    assert take(again, tmp_path, time_budget=200.0).document.profile.excluded == ()
+    assert again.asked_for(messages.CountAcceptance) == []
+
+
+def test_time_budget_of_an_engine_that_died_is_no_fault_of_the_options(tmp_path: Path, clock: Clock) -> None:
+    # Starting again may have taken the time, and the next run may have enough.
+    engine = ScriptedEngine(samples=clock.samples, never_full={1, 2, 4})
+    engine.dies("acceptance")
+    with pytest.raises(EngineError, match="--time-budget 100 s was used up"):
+        take(engine, tmp_path, time_budget=100.0)
+
+
 def test_time_budget_never_throws_away_a_visit(tmp_path: Path, clock: Clock) -> None:
     # Stopped before the very last of 18 visits: that cell is known from one visit, the others from two.
     visits = itertools.count()
