@@ -270,7 +270,7 @@ def _full_mode_experiment(workload: Workload, compare: str) -> list[EngineChange
     then run these graphs too, captured for any mix of requests, and by how much they slow down shows in
     no cell of this profile. So there is a bound, and no gain. Where no step runs piecewise, since prompts
     are above the largest capture size, say, nothing can be saved: on an H200 the engine lost 3 to 8% with
-    prompts of 2,048 tokens, and gained up to 36% with prompts of 256 (docs/performance.md).
+    prompts of 2,048 tokens, and gained 2 to 28% with prompts of 256 (docs/performance.md).
     """
     now = workload.model.settings
     if not workload.piecewise_beside_prompts.any():

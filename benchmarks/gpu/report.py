@@ -598,7 +598,7 @@ def _scatter(found: Findings) -> str:
         for own in found.scatter
     ]
     slow = [
-        (own.run, own.graph, own.half_minutes, number(own.lowest_ms, 1), number(own.highest_ms, 1))
+        (own.run, own.open, own.graph, own.windows, number(own.lowest_ms, 1), number(own.highest_ms, 1))
         for own in found.slowness
     ]
     if not rows:
@@ -613,9 +613,9 @@ def _scatter(found: Findings) -> str:
         " pure steps, and by how much each differs between seconds (standard deviation of its logarithm)."
         " *Undisturbed* is the 5th percentile of all spans of the load's most frequent batch size.\n\n"
         f"{table(names, rows)}\n"
-        "Steps with one or two prompts of 256 tokens, by GPU span: the half minutes with the lowest and the"
-        " highest median. They have other numbers of requests, too.\n\n"
-        f"{table(('run', 'graph', 'half minutes', 'lowest, ms', 'highest, ms'), slow)}"
+        "Steps with one or two prompts of 256 tokens, by GPU span, all policies of a load: the windows with"
+        " the lowest and the highest median.\n\n"
+        f"{table(('run', 'open', 'graph', 'windows', 'lowest, ms', 'highest, ms'), slow)}"
     )
 
 

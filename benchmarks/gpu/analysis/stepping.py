@@ -156,13 +156,14 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Slowness:
-    """How the same steps with a prompt differ from one half minute to another."""
+    """How the same steps with a prompt differ from one window to another."""
 
     run: str
+    open: int
     graph: str
-    half_minutes: int
+    windows: int
     lowest_ms: float
-    """Lowest median GPU span of a half minute."""
+    """Lowest median GPU span of a window."""
     highest_ms: float
 
 
@@ -183,6 +184,8 @@ class AfterChange:
     """Median ratio of GPU spans."""
     settled_without: float | None
     """The same of settled steps that ran this kind of graph: what the kind alone does."""
+    from_two_to_one: int
+    """Those of the steps whose length went from 2 to 1, where the paper saw stalls."""
 
 
 @dataclass(frozen=True)
@@ -493,23 +496,25 @@ def _profiled_ms(document: Document | None, batch_size: int, length: int) -> flo
 
 
 def slowness(run: Run) -> list[Slowness]:
-    """Return how steps with one or two prompts of 256 tokens differ between half minutes, by their graph."""
-    if run.steps is None:
-        return []
-    steps = run.steps.taken(np.isfinite(run.steps.span_ms) & run.steps.mixed)
-    steps = steps.taken((steps.new_requests > 0) & (steps.prompt_tokens < 2 * PROMPT_TOKENS))
-    halves = np.floor(steps.result_at / 30)
+    """Return how steps with one or two prompts of 256 tokens differ between windows, by load and graph."""
     found = []
-    for code in np.unique(steps.graph).tolist():
-        alike = steps.graph == code
-        medians = [
-            float(np.median(steps.span_ms[own]))
-            for half in np.unique(halves[alike])
-            for own in [alike & (halves == half)]
-            if own.sum() >= LEAST_STEPS
+    for loop, windows in run.loops.items():
+        medians: dict[int, list[float]] = {}
+        for window in windows if loop.prompt_tokens == PROMPT_TOKENS else []:
+            steps = window.steps
+            if steps is None:
+                continue
+            few = steps.mixed & (steps.new_requests > 0) & (steps.prompt_tokens < 2 * PROMPT_TOKENS)
+            own = steps.taken(few & np.isfinite(steps.span_ms))
+            for code in np.unique(own.graph).tolist():
+                spans = own.span_ms[own.graph == code]
+                if len(spans) >= QUIET_STEPS:
+                    medians.setdefault(code, []).append(float(np.median(spans)))
+        found += [
+            Slowness(run.name, loop.open, GRAPHS[code], len(own_medians), min(own_medians), max(own_medians))
+            for code, own_medians in sorted(medians.items())
+            if len(own_medians) > 1
         ]
-        if len(medians) > 1:
-            found.append(Slowness(run.name, GRAPHS[code], len(medians), min(medians), max(medians)))
     return found
 
 
@@ -572,9 +577,11 @@ def after_changes(run: Run) -> list[AfterChange]:
         alike = usable & (steps.graph == code)
         _, without = median(alike & settled)
         for downwards in (True, False):
-            count, span = median(alike & ((length < before) if downwards else (length > before)))
+            changed = alike & ((length < before) if downwards else (length > before))
+            count, span = median(changed)
             if span is not None:
-                found.append(AfterChange(run.name, graph, downwards, count, span, without))
+                of_paper = int((changed & np.isfinite(over) & (before == 2) & (length == 1)).sum())
+                found.append(AfterChange(run.name, graph, downwards, count, span, without, of_paper))
     return found
 
 
