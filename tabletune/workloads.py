@@ -142,21 +142,21 @@ class Workload:
     def served_by_full_graphs(self) -> Floats:
         """Return :meth:`served` under the settings in force if prompts made no step run piecewise.
 
-        Those steps run full graphs instead, which are taken to be as quick as those of pure steps.
+        Those steps run full graphs instead, which are taken to be as quick as those of pure steps. Where the
+        tokens of their prompts would take longer so than piecewise, they count as piecewise: the tokens of
+        decoding requests, which tell, are dearer than those of prompts.
         """
-        change, own = self._prompt_costs(self.model)
+        change, own = piecewise_costs = self._prompt_costs(self.model)
         full = np.array(
             [
                 self.model.full_graph_prompt_costs(self.batch_sizes, length, self.prompt_tokens)
                 for length in self.draft_lengths
             ]
         )
-        # Never more than piecewise: the tokens of decoding requests are dearer than those of a prompt.
-        full = np.minimum(full, change + own)
         piecewise = self.piecewise_beside_prompts
-        costs = np.where(piecewise, 0.0, change), np.where(piecewise, full, own)
+        full_costs = np.where(piecewise, 0.0, change), np.where(piecewise, full, own)
         rows = self._preferred(self.model.settings, prompts=True)
-        return self._closed_loops(self.model, rows, *costs)
+        return self._closed_loops(self.model, rows, piecewise_costs, full_costs)
 
     def of_table(self, times: Floats) -> Floats:
         """Return, by batch size, the entry of the table's own length in ``times`` (a row per length)."""
@@ -172,7 +172,7 @@ class Workload:
         rows = self._preferred(settings, prompts)
         if prompts:
             model = self.model.under(settings)
-            served = self._closed_loops(model, rows, *self._prompt_costs(model))
+            served = self._closed_loops(model, rows, self._prompt_costs(model))
         else:
             served = self.decode_times(settings)[rows, self.batch_sizes - 1]
         limited: Floats = served[np.minimum(self.batch_sizes, settings.max_num_seqs) - 1]
@@ -195,12 +195,12 @@ class Workload:
         return np.where(better, known.argmax(axis=0), self.chosen)
 
     def _closed_loops(
-        self, model: CostModel, rows: npt.NDArray[np.intp], change: Floats, own: Floats
+        self, model: CostModel, rows: npt.NDArray[np.intp], *costs: tuple[Floats, Floats]
     ) -> Floats:
         """Return the time per token, in milliseconds, with N requests open, for each N from 1.
 
-        ``rows`` is the length by batch size, an index into ``draft_lengths``; ``change`` and ``own`` are
-        what prompts cost (:meth:`_prompt_costs`).
+        ``rows`` is the length by batch size, an index into ``draft_lengths``; ``costs`` are what prompts cost
+        (:meth:`_prompt_costs`), of which each step has the least.
 
         Of N requests n end in each step, as many as its tokens are over a request's, at random (Poisson). A
         place is taken a step later. So a step has N less those that ended in the step before, and prompts for
@@ -222,7 +222,8 @@ class Workload:
                 batch = np.maximum(sizes - now, 1)
                 time = pure[row, batch - 1]
                 if before:
-                    time = time + change[row, batch - 1] + before * own[row, batch - 1]
+                    added = [change[row, batch - 1] + before * own[row, batch - 1] for change, own in costs]
+                    time = time + np.min(added, axis=0)
                 chance = chances[before] * chances[now]
                 drafted = np.maximum(batch - before, 0)
                 # Far below N nothing may be priced, and is hardly ever met.

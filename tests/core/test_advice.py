@@ -209,6 +209,19 @@ def test_bound_of_mode_full_needs_no_pure_step_that_ran_piecewise() -> None:
     assert "worth at most +" in change(found, "cudagraph_mode").reason
 
 
+@pytest.mark.parametrize("prompt_tokens", [16, 64, 256])
+@pytest.mark.parametrize("output_tokens", [4, 64, 256])
+@pytest.mark.parametrize("draft_length", [0, 3])
+def test_bound_of_mode_full_is_one_also_where_several_prompts_share_a_step(
+    prompt_tokens: int, output_tokens: int, draft_length: int
+) -> None:
+    # With short outputs most steps of a large batch have many prompts, whose tokens piecewise shares out.
+    found = advise(None, ((1, 256, draft_length),), prompt_tokens, output_tokens)
+    told = re.search(r"at most (\S+)% here, and most with \d+ requests open, (\S+)%", str(found.changes))
+    assert told is not None
+    assert 0 <= float(told[1]) <= float(told[2])
+
+
 def test_mode_full_is_not_proposed_where_prompts_find_no_graph_at_all() -> None:
     # On an H200 it lost 3 to 8% with prompts above the largest capture size.
     assert "cudagraph_mode" not in settings_changed(advise(prompt_tokens=2_048))
