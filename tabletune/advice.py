@@ -283,7 +283,7 @@ def _full_mode_experiment(workload: Workload, compare: str) -> list[EngineChange
         return []
     else:
         told = (
-            f"That is worth at most {bound:+.1%} here, and most with {most[0]} requests open, {most[1]:+.0%};"
+            f"That is worth at most {bound:+.1%} here, and most with {_open_told(most[0])}, {most[1]:+.0%};"
             " less by as much as pure steps slow down."
         )
     return [
@@ -329,7 +329,11 @@ def _most_told(workload: Workload, settings: GraphSettings) -> list[str]:
     most = workload.most(settings)
     if most is None or most[1] < workloads.SWITCH_GAIN:
         return []
-    return [f"It gains most with {most[0]} requests open, {most[1]:+.0%}."]
+    return [f"It gains most with {_open_told(most[0])}, {most[1]:+.0%}."]
+
+
+def _open_told(requests: int) -> str:
+    return "one request open" if requests == 1 else f"{requests} requests open"
 
 
 def _decode_gain_told(workload: Workload, settings: GraphSettings) -> list[str]:
