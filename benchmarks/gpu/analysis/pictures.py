@@ -80,7 +80,8 @@ def _loads(found: Findings, path: Path) -> Path | None:
     limits = max(LOWEST, min(0.88, lowest - 0.02)), min(HIGHEST, max(1.05, highest + 0.01))
     for axis, (key, own) in zip(axes, panels.items(), strict=True):
         several = sum(other[0] == key[0] for other in panels) > 1
-        _loads_panel(axis, own, f"{key[0]}, prompts of {key[2]:,}" if several else key[0], limits)
+        title = f"{key[0]}, prompts of {key[2]:,}" if several else _titles(found)[key[0]]
+        _loads_panel(axis, own, title, limits)
     _finish(figure, axes, "tokens/s, share of the best constant", "open requests", path)
     return path
 
@@ -120,6 +121,12 @@ def _loads_panel(axis: Axes, own: Sequence[LoopResult], title: str, limits: tupl
     axis.yaxis.set_major_formatter(FuncFormatter(_percent))
 
 
+def _titles(found: Findings) -> dict[str, str]:
+    """Return each run's name with what sets its engine apart."""
+    graphs = {"advised": "advised sizes", "default": "vLLM's sizes", "full": "FULL"}
+    return {run.name: f"{run.name} ({graphs.get(run.graphs, run.graphs)})" for run in found.runs}
+
+
 def _mean_of(result: LoopResult, name: str) -> float:
     return result.shares[name].mean if name in result.shares else float("nan")
 
@@ -147,9 +154,16 @@ def _recoveries(found: Findings, path: Path) -> Path | None:
         axis.axhline(own[0].stays, color="#444444", linewidth=0.8, linestyle=(0, (1, 2)))
         for place, recovery in enumerate(own):
             colour = LENGTH_COLOURS[(place + 1) % len(LENGTH_COLOURS)]
-            label = _start(recovery)
-            axis.plot(recovery.seconds, recovery.shares, color=colour, linewidth=1.4, label=label,
-                      marker=LENGTH_MARKERS[place % len(LENGTH_MARKERS)], markersize=3)  # fmt: skip
+            axis.plot(recovery.seconds, recovery.shares, color=colour, linewidth=1.2, label=_start(recovery))
+            points = np.array((recovery.seconds, recovery.shares))
+            for length in sorted(set(recovery.lengths)):
+                there = points[:, np.array(recovery.lengths) == length]
+                # On white, or the line would hide the digit.
+                for marker, size, shade in (("o", 7.5, "#ffffff"), (f"${length}$", 5.5, colour)):
+                    axis.plot(
+                        *there, color=shade, marker=marker, markersize=size, markeredgewidth=0.3,
+                        linestyle="none", zorder=3,
+                    )  # fmt: skip
             if recovery.stale is not None:
                 axis.axhline(recovery.stale.mean, color=colour, linewidth=1.0, linestyle="--")
         axis.set_title(f"{run}: {kind}, {open_requests} open")
@@ -157,7 +171,10 @@ def _recoveries(found: Findings, path: Path) -> Path | None:
         axis.set_xlim(left=0)
         axis.yaxis.set_major_formatter(FuncFormatter(_percent))
         axis.legend(loc="lower right", fontsize=7.5, handlelength=1.6, labelspacing=0.25)
-    figure.supxlabel("seconds from the start, or the switch (dotted: the goal)", fontsize=9)
+    told = (
+        "digits: length in force at the load\ngrey: spread of one window of the right table, dotted: the goal"
+    )
+    figure.supxlabel(f"seconds from the start, or the switch; {told}", fontsize=9)
     figure.supylabel("tokens/s, share of the right table", fontsize=9)
     figure.savefig(path, dpi=180)
     plt.close(figure)
@@ -165,6 +182,11 @@ def _recoveries(found: Findings, path: Path) -> Path | None:
 
 
 def _start(recovery: Recovery) -> str:
+    match recovery.start.split():
+        case ["times", factor]:
+            return f"all times x {factor}"
+        case ["times", factor, "length", length]:
+            return f"times at K={length} x {factor}"
     if recovery.kind != "switch":
         return recovery.start
     rates = "acceptance " + " ".join(f"{rate:g}" for rate in recovery.rates)
