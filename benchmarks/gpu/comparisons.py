@@ -16,6 +16,7 @@ from typing import Any
 import machines
 import numpy as np
 from gpu import inside, policies
+from gpu.analysis.recoveries import LATE_SECONDS
 from gpu.engines import Engine
 from gpu.loads import Load, Shape
 from gpu.policies import Policy
@@ -28,9 +29,6 @@ SETTLE_SECONDS = 0.7
 RAMP_SECONDS = 3.0
 """After a change of load: requests are out of step with each other by then."""
 SLICE_SECONDS = 2.5
-REFERENCE_SECONDS = 22.5
-"""Of a timeline's own: slices that begin then or later tell what is reached within 30 s, and each of them is
-followed by one of the right table. Without that the host's drift was larger than what they were to tell."""
 FOLLOW_SECONDS = 0.15
 """Until the plugin has read a new document, which it looks for every tenth of a second."""
 BYPASSED = {"plugin adapting": "", "without spans": "spans", "without plugin": "plugin"}
@@ -189,24 +187,14 @@ def cost(bench: Bench, open: int, rounds: int = 8, seconds: float = 2.0) -> None
         for policy in random.Random(number).sample(list(BYPASSED), len(BYPASSED)):
             bench.engine.call(inside.bypass, BYPASSED[policy])
             bench.load.sleep(SETTLE_SECONDS)
-            own, stolen = bench.engine.call(inside.own_seconds), machines.stolen_seconds()
-            began, ended = bench.load.sleep(seconds)
-            stolen = machines.stolen_seconds() - stolen
-            record = {
-                "comparison": "cost",
-                "open": open,
-                "round": number,
-                "policy": policy,
-                "began": began,
-                "seconds": round(ended - began, 4),
-                "stolenSeconds": round(stolen, 2),
-                "tokensPerSecond": bench.load.tokens(began, ended) / (ended - began),
-            }
+            own = bench.engine.call(inside.own_seconds)
+            measured = _measured(bench, seconds)
+            record = {"comparison": "cost", "open": open, "round": number, "policy": policy, **measured}
             if policy != "without plugin":
                 grown = bench.engine.call(inside.own_seconds)
                 record["ownSeconds"] = {part: round(grown[part] - own[part], 6) for part in grown}
             bench.keep(record)
-            bench.load.forget(began)
+            bench.load.forget(measured["began"])
     bench.engine.call(inside.bypass, "")
     bench.load.end()
 
@@ -282,7 +270,7 @@ def expected_seconds(entry: Record) -> float:
         case "recovery":
             window = SLICE_SECONDS + SETTLE_SECONDS + FOLLOW_SECONDS
             references = (policies + ("rates" in entry)) * 2 * entry.get("rounds", 3)
-            late = max(0.0, entry["seconds"] - REFERENCE_SECONDS) // SLICE_SECONDS + 1
+            late = max(0.0, entry["seconds"] - LATE_SECONDS) // SLICE_SECONDS + 1
             between = late * (SLICE_SECONDS + 2 * SETTLE_SECONDS)
             seconds = ramps + len(entry["start"]) * (entry["seconds"] + between + references * window)
         case "cost":
@@ -326,22 +314,29 @@ def _retuned(rates: Sequence[float], document: Document) -> Policy:
 def _window(bench: Bench, policy: Policy, seconds: float, settle: float = SETTLE_SECONDS) -> Record:
     followed = bench.engine.serve(policy, bench.load)
     bench.load.sleep(settle)
-    stolen = machines.stolen_seconds()
-    began, ended = bench.load.sleep(seconds)
-    stolen = machines.stolen_seconds() - stolen
-    finished = bench.load.done(began, ended)
+    measured = _measured(bench, seconds)
+    finished = bench.load.done(measured["began"], measured["began"] + measured["seconds"])
     record = {
         "policy": policy.name,
         "followedSeconds": round(followed, 2),
-        "began": began,
-        "seconds": round(ended - began, 4),
-        "stolenSeconds": round(stolen, 2),
-        "tokensPerSecond": round(bench.load.tokens(began, ended) / (ended - began), 1),
+        **measured,
         "finished": len(finished),
         **_latencies(finished),
     }
-    bench.load.forget(began)
+    bench.load.forget(measured["began"])
     return record
+
+
+def _measured(bench: Bench, seconds: float) -> Record:
+    """Let it run for ``seconds`` and return when that was, and what came."""
+    stolen = machines.stolen_seconds()
+    began, ended = bench.load.sleep(seconds)
+    return {
+        "began": began,
+        "seconds": round(ended - began, 4),
+        "stolenSeconds": round(machines.stolen_seconds() - stolen, 2),
+        "tokensPerSecond": round(bench.load.tokens(began, ended) / (ended - began), 1),
+    }
 
 
 def _latencies(finished: Sequence[Any]) -> Record:
@@ -367,21 +362,22 @@ def _timeline(bench: Bench, policy: Policy, seconds: float, right: Policy) -> Re
     start, held = time.perf_counter(), 0.0
     kept, reports, references = [], [], []
     while (at := time.perf_counter() - start - held) < seconds:
-        began, ended = bench.load.sleep(SLICE_SECONDS)
-        kept.append(round(bench.load.tokens(began, ended) / (ended - began), 1))
+        measured = _measured(bench, SLICE_SECONDS)
+        kept.append(measured["tokensPerSecond"])
+        ended = measured["began"] + measured["seconds"]
         report = bench.engine.call(inside.report)
         report["ranges"] = tables.from_lookup(report.pop("lookup"))
         reports.append({"at": round(ended - start - held, 2), "ended": ended, **report})
-        if at >= REFERENCE_SECONDS - 1.0:
+        # Without one of the right table after each, the host's drift was larger than what they tell.
+        if at >= LATE_SECONDS - 1.0:
             bench.engine.call(inside.hold, right.document.table)
             bench.load.sleep(SETTLE_SECONDS)
-            began, ended = bench.load.sleep(SLICE_SECONDS)
-            rate = round(bench.load.tokens(began, ended) / (ended - began), 1)
-            references.append({"began": began, "seconds": ended - began, "tokensPerSecond": rate})
+            measured = _measured(bench, SLICE_SECONDS)
+            references.append(measured)
             bench.engine.call(inside.hold, [])
             _, until = bench.load.sleep(SETTLE_SECONDS)
-            held += until - reports[-1]["ended"]
-        bench.load.forget(began)
+            held += until - ended
+        bench.load.forget(measured["began"])
     return {
         "policy": policy.name,
         "began": start,

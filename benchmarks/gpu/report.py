@@ -114,8 +114,7 @@ def share(value: Estimate | None, mark: bool = True, digits: int = 1) -> str:
     """Return a ratio in percent with its standard error; ≈ marks a tie with 100%."""
     if value is None:
         return ""
-    error = "" if value.error is None else f" ± {100 * value.error:.{digits}f}"
-    return f"{100 * value.mean:.{digits}f}{error}" + (" ≈" if mark and value.ties() else "")
+    return value.percent(digits) + (" ≈" if mark and value.ties() else "")
 
 
 def number(value: float | None, digits: int = 2) -> str:

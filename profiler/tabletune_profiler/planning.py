@@ -66,6 +66,11 @@ class Options:
         """Tokens of context that a request of the usual lengths has while it decodes, on average."""
         return self.prompt_tokens + self.output_tokens // 2
 
+    @property
+    def wanted_context(self) -> int:
+        """The context asked for, or else the usual one."""
+        return self.usual_context if self.context_length is None else self.context_length
+
 
 @dataclass(frozen=True)
 class Column:
@@ -207,17 +212,14 @@ def _growth(lengths: Sequence[int], steps_per_visit: int) -> int:
 def _prompt_length(options: Options, growth: int, max_model_len: int) -> int:
     """Return how long prompts must be for requests that grow by ``growth`` to pass through the context."""
     longest = max_model_len - growth
-    if options.context_length is None:
-        # A short model is profiled all the same: its requests cannot have more context either.
-        context = min(options.usual_context, longest)
-    elif LEAST_CONTEXT <= options.context_length <= longest:
-        context = options.context_length
-    else:
+    if options.context_length is not None and not LEAST_CONTEXT <= options.context_length <= longest:
         raise PlanError(
             f"--context-length {options.context_length} does not fit: with {growth} tokens that requests grow"
             f" by while they are timed, it must be from {LEAST_CONTEXT} to {longest} (--max-model-len"
             f" {max_model_len})."
         )
+    # A short model is profiled all the same: its requests cannot have more context either.
+    context = min(options.wanted_context, longest)
     return max(LEAST_PROMPT, context - growth // 2)
 
 

@@ -187,12 +187,12 @@ class _Run:
             self._plan = planning.make(options, self._configured)
         except planning.PlanError as error:
             raise InputError(str(error)) from error
-        wanted = options.usual_context if options.context_length is None else options.context_length
-        if self._plan.context_length != wanted:
+        if self._plan.context_length != options.wanted_context:
             self._reporter.note(
                 f"Steps are timed around {self._plan.context_length} tokens of context per request instead of"
-                f" {wanted}: so many fit, with what requests grow by while they are timed, between prompts of"
-                f" {planning.LEAST_PROMPT} tokens and --max-model-len {self._configured.max_model_len}."
+                f" {options.wanted_context}: so many fit, with what requests grow by while they are timed,"
+                f" between prompts of {planning.LEAST_PROMPT} tokens and --max-model-len"
+                f" {self._configured.max_model_len}."
             )
 
     def resume(self) -> None:

@@ -205,8 +205,10 @@ def test_bound_of_mode_full_needs_no_pure_step_that_ran_piecewise() -> None:
     # Every pure step of an advised engine has a full graph, and what piecewise costs only prompts tell.
     stored = documents.parse((RESULTS / "off-h200-eagle3-document.json").read_bytes())
     found = advice.advise(stored.fingerprint, stored.profile, stored.acceptance, stored.table, 256, 500)
+    reason = change(found, "cudagraph_mode").reason
+    assert "worth at most +" in reason
     # Later the same day the engine gained 28 +- 6% with 64 requests open (benchmarks/results/gpu).
-    assert "worth at most +" in change(found, "cudagraph_mode").reason
+    assert float(reason.split("requests open, +")[1].split("%")[0]) > 28
 
 
 @pytest.mark.parametrize("prompt_tokens", [16, 64, 256])

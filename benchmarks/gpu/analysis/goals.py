@@ -555,5 +555,4 @@ def _not_run(claim: str, goal: str, missing: str) -> Goal:
 
 
 def _share(value: Estimate, digits: int = 1) -> str:
-    error = "" if value.error is None else f" ± {100 * value.error:.{digits}f}"
-    return f"{100 * value.mean:.{digits}f}{error}%"
+    return f"{value.percent(digits)}%"

@@ -38,6 +38,11 @@ class Estimate:
             return None
         return self.error * math.sqrt(self.rounds) / abs(self.mean)
 
+    def percent(self, digits: int = 1) -> str:
+        """Return the mean in percent with its error."""
+        error = "" if self.error is None else f" ± {100 * self.error:.{digits}f}"
+        return f"{100 * self.mean:.{digits}f}{error}"
+
     def rounds_for(self, error: float, longer: float = 1.0) -> int | None:
         """Return how many rounds, of windows ``longer`` times as long, bring the error down to ``error``.
 

@@ -452,6 +452,10 @@ def neighbours(run: Run) -> list[Neighbour]:
 def scatter(run: Run) -> list[Scatter]:
     """Return how quantiles of a second of spans scatter, in each load's three most frequent batch sizes."""
     found = []
+    document = run.document
+    model = None
+    if document is not None:
+        model = costs.CostModel.from_profile(document.profile, document.fingerprint)
     for loop, windows in run.loops.items():
         of_length: dict[int, list[Steps]] = {}
         for window in windows:
@@ -481,17 +485,16 @@ def scatter(run: Run) -> list[Scatter]:
                         dict(zip(QUANTILES, means.tolist(), strict=True)),
                         dict(zip(QUANTILES, deviations.tolist(), strict=True)),
                         float(np.percentile(steps.span_ms[steps.batch_size == usual], 5)),
-                        _profiled_ms(run.document, usual, length),
+                        _profiled_ms(model, usual, length),
                     )
                 )
     return found
 
 
-def _profiled_ms(document: Document | None, batch_size: int, length: int) -> float | None:
-    if document is None:
+def _profiled_ms(model: costs.CostModel | None, batch_size: int, length: int) -> float | None:
+    if model is None or length not in model.draft_lengths:
         return None
-    model = costs.CostModel.from_profile(document.profile, document.fingerprint)
-    found = model.step_time(batch_size, length) if length in model.draft_lengths else math.nan
+    found = model.step_time(batch_size, length)
     return found if math.isfinite(found) else None
 
 
@@ -534,38 +537,28 @@ def after_changes(run: Run) -> list[AfterChange]:
     """Return what steps after a change of length take: does the change stall them, or the graph they find?
 
     Settled steps are references for those as far from a prompt, interpolated between batch sizes. The step
-    before ran a full graph, since one that keeps the host busy lengthens the span after it, too. Steps in
-    which the plugin's cost is measured are left out: their spans may belong to others (`inside.bypass`).
+    before ran a full graph, since one that keeps the host busy lengthens the span after it, too. Steps
+    after the last record that tells its beginning are left out: those of the plugin's cost told none once,
+    and spans slipped there (`runs.realigned`).
     """
     if run.steps is None or not run.uniform_drafts:
         return []
-    told = [record for record in run.records if "began" in record and record["comparison"] != "cost"]
+    told = [record for record in run.records if "began" in record]
     ended = max((record["began"] + record.get("seconds", 0.0) for record in told), default=0.0)
     steps = run.steps.between(0.0, ended)
     mixed = steps.mixed
     length, rest = np.divmod(steps.drafted_tokens, np.maximum(steps.batch_size, 1))
     before = np.concatenate([length[:1], length[:-1]])
     is_full = steps.graph == GRAPHS.index("full")
-    usable = (
-        ~mixed
-        & ~after(mixed, 1)
-        & after(is_full, 1)
-        & (rest == 0)
-        & (steps.graph > 0)
-        & np.isfinite(steps.span_ms)
-    )
-    usable &= steps.next_draft_length == length
+    usable = ~mixed & ~after(mixed, 1) & after(is_full, 1) & (steps.graph > 0) & np.isfinite(steps.span_ms)
+    usable &= (rest == 0) & (steps.next_draft_length == length)
     settled = usable & (length == before)
     over = np.full(len(steps), np.nan)
     for near in (after(mixed, 2), ~after(mixed, 2)):
         for own in np.unique(length[settled]).tolist():
             alike = near & (length == own)
             full = steps.taken(settled & alike & is_full)
-            sizes, counts = np.unique(full.batch_size, return_counts=True)
-            references = {
-                size: float(np.median(full.span_ms[full.batch_size == size]))
-                for size in sizes[counts >= QUIET_STEPS].tolist()
-            }
+            references = _by_size(full.span_ms, full.batch_size, np.median)
             over[alike] = steps.span_ms[alike] / _interpolated(references, steps.batch_size[alike])
 
     def median(chosen: Booleans) -> tuple[int, float | None]:
@@ -775,12 +768,14 @@ def _quiet_times(
     if steps is None:
         return {}
     times = getattr(steps, name)
-    steps, times = steps.taken(np.isfinite(times)), times[np.isfinite(times)]
-    sizes, counts = np.unique(steps.batch_size, return_counts=True)
-    return {
-        size: float(average(times[steps.batch_size == size]))
-        for size in sizes[counts >= QUIET_STEPS].tolist()
-    }
+    known = np.isfinite(times)
+    return _by_size(times[known], steps.batch_size[known], average)
+
+
+def _by_size(times: Floats, sizes: NDArray[np.int64], average: Callable[[Floats], Any]) -> dict[int, float]:
+    """Return the average time by batch size, where there are enough."""
+    there, counts = np.unique(sizes, return_counts=True)
+    return {size: float(average(times[sizes == size])) for size in there[counts >= QUIET_STEPS].tolist()}
 
 
 def _over(times: Floats, sizes: NDArray[np.int64], quiet_times: dict[int, float]) -> Floats:

@@ -104,7 +104,7 @@ def test_steps_after_a_change_of_length_are_told_by_the_graph_they_find() -> Non
 
 
 def test_scatter_is_that_of_seconds_within_a_cell() -> None:
-    # Steps of 5 ms; every other second a third of them takes a fifth longer, and another cell twice as long.
+    # Two cells. Every other second two in five of the steps are disturbed, and then all of them.
     own = made.steps(6000)
     own = made.changed(own, range(3000, 6000), batch_size=9, drafted_tokens=18, span_ms=8.0)
     seconds = np.floor(own.result_at).astype(int)
