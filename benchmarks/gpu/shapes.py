@@ -105,9 +105,31 @@ def eagle3(target: Config) -> Config:
     )
 
 
+def dflash(target: Config, layers: int = 5) -> Config:
+    """Return a DFlash drafter of ``layers`` for ``target``.
+
+    Layers are as wide as the target's; embedding and head are the target's own (vLLM drops the drafter's).
+    For Qwen3-4B this is what users of z-lab/Qwen3-4B-DFlash-b16 state of it: 5 layers, blocks of 16, mask
+    token 151669, reading from the target's layers 1, 9, 17, 25 and 33. All is full attention, hence not
+    causal. vLLM does not read the blocks' size: they are `num_speculative_tokens` and one more.
+    """
+    last = target["num_hidden_layers"] - 3
+    return target | {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 16,
+        "dflash_config": {
+            "mask_token_id": 151669,
+            "target_layer_ids": [1 + (last - 1) * place // (layers - 1) for place in range(layers)],
+        },
+        "num_hidden_layers": layers,
+        "num_target_layers": target["num_hidden_layers"],
+    }
+
+
 SHAPES = {
     "qwen3-4b": QWEN3_4B,
     "qwen3-4b-eagle3": eagle3(QWEN3_4B),
+    "qwen3-4b-dflash": dflash(QWEN3_4B),
     "qwen3-0.6b": QWEN3_0_6B,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
     "qwen3-30b-a3b-eagle3": eagle3(QWEN3_30B_A3B),
@@ -115,12 +137,21 @@ SHAPES = {
 }
 
 
-def main(folder: Path, layers: int | None = None) -> None:
+def cut(config: Config, layers: int) -> Config:
+    """Return ``config`` with at most ``layers`` layers, and reading from no target's layer beyond them."""
+    own: Config = {"num_hidden_layers": min(layers, config["num_hidden_layers"])}
+    if "dflash_config" in config:
+        read = [layer for layer in config["dflash_config"]["target_layer_ids"] if layer < layers]
+        own["dflash_config"] = config["dflash_config"] | {"target_layer_ids": read}
+        own["num_target_layers"] = min(layers, config["num_target_layers"])
+    return config | own
+
+
+def main(folder: Path, layers: int = 1_000) -> None:
     """Write one folder per shape into ``folder``."""
     for name, config in SHAPES.items():
-        cut = {"num_hidden_layers": min(layers or 1_000, config["num_hidden_layers"])}
         (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(config | cut, indent=1) + "\n")
+        (folder / name / "config.json").write_text(json.dumps(cut(config, layers), indent=1) + "\n")
 
 
 if __name__ == "__main__":
