@@ -23,6 +23,8 @@ from gpu.policies import Policy
 
 from tabletune import tables
 from tabletune.documents import Document
+from tabletune_profiler.planning import Options
+from tabletune_profiler.profiling import Outcome
 
 SETTLE_SECONDS = 0.7
 """After a change of policy: some tens of steps, in which lengths, and by them the live batch, follow."""
@@ -33,6 +35,8 @@ FOLLOW_SECONDS = 0.15
 """Until the plugin has read a new document, which it looks for every tenth of a second."""
 BYPASSED = {"plugin adapting": "", "without spans": "spans", "without plugin": "plugin"}
 """What of the plugin is out of the engine's path (`inside.bypass`) in each policy of :func:`cost`."""
+PROFILE_SECONDS = 60.0
+"""Of the profile of an engine that runs, for 252 requests and lengths to 3; sweeps alone took 33 to 42 s."""
 BURST_SECONDS = 1.5
 """Of 165 requests with prompts of 256 tokens, on an H200; a guess, for none was run."""
 
@@ -48,10 +52,40 @@ class Bench:
     document: Document
     keep: Callable[[Record], None]
     """Called with each record as soon as it is there: a death of the engine must not lose the others."""
+    take_profile: Callable[[Options], Outcome] | None = None
+    """Takes a profile of this engine and keeps its document; None where nothing can (`--plain`)."""
 
     def policy(self, name: str) -> Policy:
         """Return the named policy of this setting's document."""
         return policies.named(name, self.document)
+
+
+def profile(bench: Bench, **options: Any) -> None:
+    """A profile of this engine (`profiling`), which all later comparisons serve by.
+
+    ``options`` are those of ``planning.Options``; usual lengths are those of the load.
+    """
+    if bench.take_profile is None:
+        raise RuntimeError("an engine without the plugin cannot be profiled")
+    usual: dict[str, Any] = {
+        "prompt_tokens": Shape().prompt_tokens,
+        "output_tokens": round(sum(Shape().output_tokens) / 2),
+    }
+    given = {name: tuple(own) if isinstance(own, list) else own for name, own in options.items()}
+    began = time.perf_counter()
+    outcome = bench.take_profile(Options(**(usual | given)))
+    bench.document = outcome.document
+    bench.keep(
+        {
+            "comparison": "profile",
+            "began": began,
+            "seconds": round(time.perf_counter() - began, 1),
+            "secondsSweep": round(outcome.seconds_sweep, 1),
+            "secondsCounted": round(outcome.seconds_counted, 1),
+            "contextLength": outcome.document.profile.context_length,
+            "table": outcome.document.table,
+        }
+    )
 
 
 def loads(
@@ -248,7 +282,9 @@ def wrong(kind: str, document: Document) -> Policy:
     return policies.named("adapt" if kind == "tuned" else f"adapt from {kind}", document)
 
 
-COMPARISONS = {function.__name__: function for function in (loads, arrivals, jumps, recovery, cost, bursts)}
+COMPARISONS = {
+    function.__name__: function for function in (profile, loads, arrivals, jumps, recovery, cost, bursts)
+}
 
 
 def expected_seconds(entry: Record) -> float:
@@ -259,6 +295,8 @@ def expected_seconds(entry: Record) -> float:
     ramps = sum(_ramp(count, prompt_tokens) for count in (counts if isinstance(counts, list) else [counts]))
     seconds: float
     match name:
+        case "profile":
+            seconds = PROFILE_SECONDS
         case "loads":
             window = entry["seconds"] + entry.get("settle", SETTLE_SECONDS) + FOLLOW_SECONDS
             seconds = ramps + len(counts) * policies * rounds * window

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import pickle
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,8 +23,10 @@ from control import controllers
 from tabletune import documents, tables
 from tabletune_plugin import metrics
 from tabletune_plugin.engine import hooking, spans
+from tabletune_plugin.engine.driving import DrivenEngine
 from tabletune_plugin.engine.steps import Step, Tap
 from tabletune_plugin.runtime import Runtime
+from tabletune_profiler.sweeping import StepLog, Sweep
 
 FIELDS = (
     "result_at", "interval_ms", "span_ms", "batch_size", "drafted_tokens", "prompt_tokens", "new_requests",
@@ -239,6 +242,31 @@ def bypass(core: Any, part: str) -> None:
     core.model_executor.collective_rpc(_bypass_in_worker, args=(part != "",))
 
 
+def measures_spans(core: Any) -> bool:
+    """Return whether steps have GPU spans."""
+    return _tap(core)._spans is not None
+
+
+def sweep(core: Any, command: bytes, uniform_drafts: bool, vocabulary: int) -> bytes:
+    """Carry out a command of the profiler's (``messages``, pickled) and return the answers, pickled.
+
+    The engine must have no requests. Neither the plugin nor the step log sees the steps.
+    """
+    tap = _tap(core)
+    log = StepLog()
+    recorded, lookup = tap.on_step, tap.lookup
+    assert lookup is not None
+    driven = DrivenEngine(core, tap, measures_gpu_span=measures_spans(core))
+    measuring = Sweep(driven, log, uniform_drafts=uniform_drafts, vocabulary=vocabulary)
+    tap.on_step = log
+    try:
+        # From the loading process, which started this one.
+        return pickle.dumps(list(measuring.carry_out(pickle.loads(command))))  # noqa: S301
+    finally:
+        tap.on_step = recorded
+        tap.set_lookup(lookup)
+
+
 def quiet(_core: Any) -> None:
     """Collect garbage once, and set aside what lives, so that no collection falls into a window."""
     gc.collect()
@@ -248,7 +276,8 @@ def quiet(_core: Any) -> None:
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        record, keep, following, report, own_seconds, steer, forget, unlearn, hold, accept, bypass, quiet,
+        record, keep, following, report, own_seconds, steer, forget, unlearn, hold, accept, bypass,
+        measures_spans, sweep, quiet,
     )
 }  # fmt: skip
 

@@ -29,11 +29,13 @@ import yaml
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import machines  # noqa: E402
-from gpu import comparisons, inside, policies  # noqa: E402
+from gpu import comparisons, inside, policies, profiling  # noqa: E402
 from gpu.engines import Engine  # noqa: E402
 from gpu.loads import Load, Shape  # noqa: E402
 
 from tabletune import documents  # noqa: E402
+from tabletune_profiler.planning import Options  # noqa: E402
+from tabletune_profiler.profiling import Outcome  # noqa: E402
 
 START_SECONDS = 400.0
 """Most that a started engine waits for the others to start."""
@@ -127,7 +129,16 @@ def _compare(
     if asked.prompts is not None:
         prompts = [json.loads(line) for line in asked.prompts.read_text().splitlines()]
     load = Load(engine.client, engine.vocabulary, prompts)
-    bench = comparisons.Bench(engine, load, document, keep)
+    document_path = asked.output / f"{asked.name}-document.json"
+
+    def take_profile(options: Options) -> Outcome:
+        outcome = profiling.take(engine, asked.serve, options, document_path)
+        document_path.write_bytes(documents.dump(outcome.document))
+        result["document"], result["table"] = document_path.name, outcome.document.table
+        result["fingerprint"] = outcome.document.fingerprint.model_dump(mode="json", by_alias=True)
+        return outcome
+
+    bench = comparisons.Bench(engine, load, document, keep, None if asked.plain else take_profile)
 
     def keep_steps() -> None:
         if not asked.plain:

@@ -75,6 +75,9 @@ dflash=("$shapes/qwen3-4b" --max-model-len 10240
 # Real weights: what confidence the drafter has is worth something only there.
 real=("$small/smollm2-135m" --max-model-len 2048 --no-enable-prefix-caching)
 drafting="{\"method\":\"draft_model\",\"model\":\"$small/smollm2-135m-drafter\",\"num_speculative_tokens\":3"
+# The same for the lengths of that document and the longest of this drafter, whose pass is always 8 tokens a request.
+aligned_dflash=$("$python" -c "from tabletune import graphs; print(*graphs.aligned_capture_sizes((0, 1, 2, 3, 7), 192, 1536))")
+advised_dflash=(--max-num-seqs 192 --cudagraph-capture-sizes $aligned_dflash)
 advised=(--max-num-seqs 252 --cudagraph-capture-sizes $aligned)
 # Dummy weights route every token to the same experts; vLLM's simulation spreads them.
 export VLLM_MOE_ROUTING_SIMULATION_STRATEGY=uniform_random
@@ -90,7 +93,7 @@ case $lane in
     serving eagle3-advised eagle3 "$document" --after eagle3-fixed3 --seconds 840 -- \
       "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 29) &
     serving dflash dflash "$document" --after eagle3-advised -- \
-      "${dflash[@]}" "${dummy[@]}" $(gib 27) &
+      "${dflash[@]}" "${advised_dflash[@]}" "${dummy[@]}" $(gib 27) &
     {
       # While the others start.
       "$python" "$here/real.py" "$small" "$results/gpu/serving/draft-model-document.json" >"$out/real.log" 2>&1

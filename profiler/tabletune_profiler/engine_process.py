@@ -108,17 +108,10 @@ class EngineWorker:
                 yield self._start()
             case messages.Tokenize():
                 yield self._tokenize(command)
-            case messages.TimeCells():
-                yield from self._sweep.time_cells(command)
-            case messages.TimePrompts():
-                yield self._sweep.time_prompts(command)
-            case messages.CountAcceptance():
-                yield from self._sweep.count_acceptance(command)
-            case messages.MeasureGoodput():
-                if (measured := self._sweep.measure_goodput(command)) is not None:
-                    yield measured
             case messages.Shutdown():
                 pass
+            case _:
+                yield from self._sweep.carry_out(command)
 
     def shutdown(self) -> None:
         """End the engine, if one was started."""
@@ -158,7 +151,7 @@ class EngineWorker:
         assert self._facts is not None
         began = time.perf_counter()
         log = StepLog(lambda: self._tell(messages.Alive()))
-        self._engine = DrivenEngine(self._config, log)
+        self._engine = DrivenEngine.start(self._config, log)
         self._sweep = Sweep(
             self._engine,
             log,

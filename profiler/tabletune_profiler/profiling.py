@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 from tabletune import acceptance, assembling, graphs
 from tabletune.documents import (
@@ -99,14 +100,32 @@ class Outcome:
     """Predictions against measurements, where the request asks for it."""
 
 
-def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> Outcome:
+class Answering(Protocol):
+    """Answers commands about one engine, as :class:`~supervising.EngineProcess` does."""
+
+    def ask(self, command: messages.Command, timeout: float) -> Iterator[messages.Message]:
+        """Yield the answers to ``command``."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def take(
+    request: Request,
+    reporter: Reporter,
+    now: Callable[[], datetime],
+    start_process: Callable[[Path], Answering] | None = None,
+) -> Outcome:
     """Take the profile that ``request`` describes and return its document.
+
+    ``start_process`` makes what answers for the engine, of the path of its log; by default a new
+    :class:`~supervising.EngineProcess`, after each death again.
 
     Raises :class:`~exit_codes.InputError`, :class:`~exit_codes.NotServableError` or
     :class:`~exit_codes.EngineError`. Whatever ends it, the partial file holds all that was measured.
     """
     with ExitStack() as stack:
-        run = stack.enter_context(_Run(request, reporter))
+        run = stack.enter_context(_Run(request, reporter, start_process or EngineProcess))
         run.configure()
         run.resume()
         try:
@@ -121,7 +140,7 @@ def take(request: Request, reporter: Reporter, now: Callable[[], datetime]) -> O
 
 
 def configure(
-    process: EngineProcess, arguments: tuple[str, ...], draft_lengths: tuple[int, ...] | None
+    process: Answering, arguments: tuple[str, ...], draft_lengths: tuple[int, ...] | None
 ) -> messages.Configured:
     """Return what ``arguments`` of ``vllm serve`` mean, from a new engine process.
 
@@ -146,11 +165,14 @@ def log_path(output: Path) -> Path:
 class _Run:
     """One profile being taken: the engine process of the moment, the plan and the state."""
 
-    def __init__(self, request: Request, reporter: Reporter) -> None:
+    def __init__(
+        self, request: Request, reporter: Reporter, start_process: Callable[[Path], Answering]
+    ) -> None:
         self._request, self._reporter = request, reporter
+        self._start_process = start_process
         self._log = log_path(request.output)
         self._partial_path = partials.path_of(request.output)
-        self._process: EngineProcess | None = None
+        self._process: Answering | None = None
         self._started = False
         self._restarts = 0
         self._deaths: Counter[tuple[int, int]] = Counter()
@@ -365,7 +387,7 @@ class _Run:
         return partials.settings_hash(options, prompts, self._plan.draft_lengths, self._plan.batch_sizes)
 
     def _new_process(self) -> messages.Configured:
-        self._process = EngineProcess(self._log)
+        self._process = self._start_process(self._log)
         self._started = False
         return configure(self._process, self._request.arguments, self._request.options.draft_lengths)
 

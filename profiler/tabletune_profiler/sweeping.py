@@ -72,6 +72,21 @@ class Sweep:
         self._random = np.random.default_rng(0)
         self._added = 0
 
+    def carry_out(self, command: messages.Command) -> Iterator[messages.Message]:
+        """Yield the answers to a command that measures."""
+        match command:
+            case messages.TimeCells():
+                yield from self.time_cells(command)
+            case messages.TimePrompts():
+                yield self.time_prompts(command)
+            case messages.CountAcceptance():
+                yield from self.count_acceptance(command)
+            case messages.MeasureGoodput():
+                if (measured := self.measure_goodput(command)) is not None:
+                    yield measured
+            case _:
+                raise TypeError(f"{type(command).__name__} measures nothing")
+
     def time_cells(self, command: messages.TimeCells) -> Iterator[messages.Message]:
         """Yield a :class:`~messages.CellTimed` per visit of ``command``, or why a cell has none.
 

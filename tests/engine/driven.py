@@ -34,7 +34,7 @@ def start(model: Path) -> None:
     # that another token wins.
     serve = (str(model), *profiles.SERVE, profiles.EAGER, "--dtype", "float32")
     _config = arguments.vllm_config(arguments.parse([*serve, "--speculative-config", NGRAM]), LENGTHS)
-    _engine = DrivenEngine(_config, _steps.append)
+    _engine = DrivenEngine.start(_config, _steps.append)
 
 
 def tables() -> tuple[list[list[int]], list[int]]:

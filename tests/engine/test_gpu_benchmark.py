@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tabletune import documents
 from tests.engine import profiles
 
 pytestmark = pytest.mark.engine
@@ -23,6 +24,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DOCUMENT = BENCHMARKS / "results" / "profile-draft_model-document.json"
 SHORT = {"prompt_tokens": 20, "output_tokens": [20, 40]}
 PLAN = [
+    {
+        "compare": "profile",
+        "batch_sizes": [1, 3],
+        "steps": 6,
+        "repeats": 0,
+        "acceptance_tokens": 8,
+        "mixed": False,
+    },
     {
         "compare": "loads",
         "open": [3],
@@ -56,6 +65,11 @@ def test_plan_is_carried_out_and_reported(model_folder: Path, tmp_path: Path) ->
     assert ran.returncode == 0, ran.stdout[-4_000:] + ran.stderr[-4_000:]
     result = json.loads((out / "small.json").read_text())
     assert result["failures"] == []
+    (profiled,) = [record for record in result["records"] if record["comparison"] == "profile"]
+    document = documents.parse((out / "small-document.json").read_bytes())
+    assert result["document"] == "small-document.json"
+    assert document.profile.batch_sizes == (1, 3)
+    assert [list(own) for own in document.table] == profiled["table"]
     windows = [record for record in result["records"] if record["comparison"] == "loads"]
     assert {record["policy"] for record in windows} == {"constant 2", "tuned", "turbo", "nightjar"}
     assert all(record["tokensPerSecond"] > 0 for record in windows)

@@ -15,7 +15,7 @@ import numpy as np
 from gpu.analysis import ratios
 from gpu.analysis.closed_loops import LoopResult
 from gpu.analysis.ratios import Estimate
-from gpu.analysis.runs import Graphs, Loop, Run, by_policy
+from gpu.analysis.runs import Graphs, Loop, Run, by_policy, constant_length
 
 from tabletune import advice
 from tabletune.costs import CostModel
@@ -213,15 +213,17 @@ def repeats(runs: Sequence[Run], loops: dict[str, list[LoopResult]]) -> list[Agr
     found = []
     for place, other in enumerate(runs):
         for run in runs[:place]:
-            if run.model != other.model or run.result["serve"] != other.result["serve"]:
+            if run.model != other.model or run.setting != other.setting or run.graphs != other.graphs:
                 continue
-            if run.graphs != other.graphs or run.result["document"] != other.result["document"]:
-                continue
+            # Each profile has a table of its own; a constant length is the same by any.
+            profiled_anew = run.result["document"] != other.result["document"]
             for first, second in _common(loops[run.name], loops[other.name]):
                 if first.best is None:
                     continue
                 again = by_policy(other.loops[second.loop])
                 for policy, share in first.shares.items():
+                    if profiled_anew and constant_length(policy) is None:
+                        continue
                     own = ratios.within_rounds(again.get(policy, {}), again.get(first.best, {}))
                     if policy != first.best and own is not None:
                         agrees = ratios.agree(share, own)

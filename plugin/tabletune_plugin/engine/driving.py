@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from tabletune_plugin.engine import drafters, steps
 
@@ -21,7 +21,22 @@ class EngineStartError(RuntimeError):
 class DrivenEngine:
     """One engine core, its tap, and the requests in it."""
 
-    def __init__(self, config: Any, on_step: Callable[[steps.Step], None]) -> None:
+    def __init__(self, core: Any, tap: steps.Tap, *, measures_gpu_span: bool) -> None:
+        """Drive ``core`` (vLLM's ``EngineCore``), whose steps ``tap`` reads; nothing else may be in it."""
+        self._core = core
+        self._scheduler: Any = core.scheduler
+        self._serial = 0
+        config = core.vllm_config
+        # Read once: vLLM reads it from the model's folder each time.
+        self._generation_config: dict[str, Any] = config.model_config.try_get_generation_config()
+        self._eos_token_id = _eos_token_id(config)
+        self.max_num_seqs: int = config.scheduler_config.max_num_seqs
+        self.tap = tap
+        self.asynchronous: bool = core.batch_queue is not None
+        self.measures_gpu_span = measures_gpu_span
+
+    @classmethod
+    def start(cls, config: Any, on_step: Callable[[steps.Step], None]) -> Self:
         """Start the engine of ``config`` (vLLM's ``VllmConfig``): loads weights, captures graphs.
 
         Raises :class:`EngineStartError`. Must run in a process where
@@ -33,18 +48,11 @@ class DrivenEngine:
         # Has every step say which CUDA graph it ran as.
         config.observability_config.cudagraph_metrics = True
         try:
-            self._core: Any = EngineCore(config, Executor.get_class(config), log_stats=True)
+            core: Any = EngineCore(config, Executor.get_class(config), log_stats=True)
         except Exception as error:
             raise EngineStartError(f"vLLM did not start: {type(error).__name__}: {error}") from error
-        self._scheduler: Any = self._core.scheduler
-        self._serial = 0
-        # Read once: vLLM reads it from the model's folder each time.
-        self._generation_config: dict[str, Any] = config.model_config.try_get_generation_config()
-        self._eos_token_id = _eos_token_id(config)
-        self.max_num_seqs: int = config.scheduler_config.max_num_seqs
-        self.tap = steps.attach(self._scheduler, on_step)
-        self.asynchronous: bool = self._core.batch_queue is not None
-        self.measures_gpu_span = self.tap.record_spans(self._core.model_executor)
+        tap = steps.attach(core.scheduler, on_step)
+        return cls(core, tap, measures_gpu_span=tap.record_spans(core.model_executor))
 
     def set_draft_length(self, length: int) -> None:
         """Have every batch size draft ``length`` tokens, from the next step on."""
