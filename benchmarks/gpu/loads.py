@@ -20,8 +20,8 @@ import numpy as np
 PROMPTS = 64
 """Different prompts of a length; a serial number before them keeps requests from sharing KV blocks."""
 
-TEMPERATURE = 1.0
-"""Of the answers to real prompts: that which the model was trained at."""
+TEMPERATURE = 0.8
+"""Of the answers to real prompts; how well drafts then agree, `real.py` tells."""
 
 
 @dataclass
@@ -260,7 +260,7 @@ class Load:
 
 
 def sampling(tokens: int, temperature: float, seed: int) -> Any:
-    """Return vLLM's parameters for an answer of ``tokens``, the same on any engine that samples by seed."""
+    """Return vLLM's parameters for an answer of ``tokens``, drawn by a seed unless greedy."""
     from vllm import SamplingParams
 
     return SamplingParams(

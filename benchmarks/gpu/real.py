@@ -27,7 +27,9 @@ from tabletune import documents  # noqa: E402
 
 DROPPED = (3, 4, 5, 9, 12)
 """Layers of the model's thirty that the drafter goes without: those whose loss changes its next token least.
-In 80% of 256 tokens that the model wrote, the drafter would have written the same next."""
+In 80% of 256 tokens that the model wrote greedily, the drafter would have written the same next. At a
+temperature of 0.8 the two distributions overlap by 63% (6 prompts, 120 tokens each, in PyTorch); the
+drafter's likeliest token was right in 41%, so drafts must be drawn, too (`draft_sample_method`)."""
 PROMPTS, PROMPT_TOKENS = 64, 256
 LAYER = re.compile(r"(model\.layers\.)(\d+)(\..*)")
 
