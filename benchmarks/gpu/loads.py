@@ -20,9 +20,6 @@ import numpy as np
 PROMPTS = 64
 """Different prompts of a length; a serial number before them keeps requests from sharing KV blocks."""
 
-TEMPERATURE = 0.8
-"""Of the answers to real prompts; how well drafts then agree, `real.py` tells."""
-
 
 @dataclass
 class Request:
@@ -57,13 +54,8 @@ class Load:
     """Sends requests to one engine core and counts its tokens."""
 
     def __init__(self, client: Any, vocabulary: int, prompts: list[list[int]] | None = None) -> None:
-        """``client`` is vLLM's ``SyncMPClient``; ``prompts`` are real ones, else they are made at random.
-
-        Answers to real prompts are sampled, since a small model that always takes the likeliest token soon
-        repeats itself, and any drafter guesses that.
-        """
+        """``client`` is vLLM's ``SyncMPClient``; ``prompts`` are real ones, else they are made at random."""
         self._client, self._vocabulary, self._given = client, vocabulary, prompts
-        self._temperature = 0.0 if prompts is None else TEMPERATURE
         self._random = np.random.default_rng(1)
         self._made: dict[int, list[list[int]]] = {}
         self._shape = Shape()
@@ -227,19 +219,25 @@ class Load:
             self._received.append((now, kept))
 
     def _send(self, due: float, shortest: int, longest: int) -> None:
+        from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
         self._serial += 1
         name = f"load-{self._serial}"
         self._open[name] = Request(due)
-        tokens = int(self._random.integers(shortest, longest, endpoint=True))
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=int(self._random.integers(shortest, longest, endpoint=True)),
+            ignore_eos=True,
+            detokenize=False,
+        )
         self._client.add_request(
             EngineCoreRequest(
                 request_id=name,
                 external_req_id=name,
                 prompt_token_ids=self._prompt(),
                 mm_features=None,
-                sampling_params=sampling(tokens, self._temperature, self._serial),
+                sampling_params=sampling,
                 pooling_params=None,
                 arrival_time=time.time(),
                 lora_request=None,
@@ -257,16 +255,3 @@ class Load:
             self._made[length] = self._random.integers(100, self._vocabulary, shape).tolist()
         own = [100 + self._serial % 9_000, 100 + self._serial // 9_000]
         return own + self._made[length][self._serial % PROMPTS][2:]
-
-
-def sampling(tokens: int, temperature: float, seed: int) -> Any:
-    """Return vLLM's parameters for an answer of ``tokens``, drawn by a seed unless greedy."""
-    from vllm import SamplingParams
-
-    return SamplingParams(
-        temperature=temperature,
-        seed=seed if temperature else None,
-        max_tokens=tokens,
-        ignore_eos=True,
-        detokenize=False,
-    )

@@ -74,7 +74,7 @@ dflash=("$shapes/qwen3-4b" --max-model-len 10240
   --speculative-config "$(synthetic dflash "$shapes/qwen3-4b-dflash" 7 '[0.8,0.62,0.48,0.37,0.29,0.22,0.17]')")
 # Real weights: what confidence the drafter has is worth something only there.
 real=("$small/smollm2-135m" --max-model-len 2048 --no-enable-prefix-caching)
-drafting="{\"method\":\"draft_model\",\"model\":\"$small/smollm2-135m-drafter\",\"num_speculative_tokens\":3,\"draft_sample_method\":\"probabilistic\""
+drafting="{\"method\":\"draft_model\",\"model\":\"$small/smollm2-135m-drafter\",\"num_speculative_tokens\":3"
 # The same for the lengths of that document and the longest of this drafter, whose pass is always 8 tokens a request.
 aligned_dflash=$("$python" -c "from tabletune import graphs; print(*graphs.aligned_capture_sizes((0, 1, 2, 3, 7), 192, 1536))")
 advised_dflash=(--max-num-seqs 192 --cudagraph-capture-sizes $aligned_dflash)
