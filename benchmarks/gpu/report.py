@@ -44,7 +44,7 @@ def main() -> int:
     if not read:
         sys.stderr.write(f"{folder} holds no result of serve.py\n")
         return 1
-    found = goals.find(read, profiles.read(folder), earlier)
+    found = goals.find(read, [*profiles.read(folder), *profiles.served(read)], earlier)
     reached = goals.judge(found)
     drawn = pictures.draw(found, folder)
     (folder / "report.json").write_text(json.dumps(told(found, reached), indent=1, allow_nan=False) + "\n")
@@ -415,8 +415,8 @@ def _costs(found: Findings) -> str:
     text = (
         "Of throughput: lost to the engine without the plugin, within rounds, with all of the plugin and"
         " without its GPU spans. Own seconds are those that the plugin counted while adapting, on the"
-        " scheduler's and the model runner's thread and of its control's; the goal is judged by them where"
-        " they were counted.\n\n"
+        " scheduler's and the model runner's thread and of its control's; most pass while the engine waits"
+        " for its GPU.\n\n"
     )
     return f"## The plugin's cost\n\n{text if counted else ''}{table(names, rows)}" if rows else ""
 
@@ -508,6 +508,7 @@ def _predictions(found: Findings, picture: str | None) -> str:
             own.graph,
             "-".join(str(size) for size in sorted(set(own.batch_sizes))),
             number(own.tokens_per_request, 3),
+            *_close(own.by_quiet_span),
             *_close(own.by_span),
             *_close(own.by_interval),
             "yes" if own.graph == "full" and (own.run, own.prompt_tokens) in near else "",
@@ -515,16 +516,18 @@ def _predictions(found: Findings, picture: str | None) -> str:
         for own in found.cell_groups
     ]
     names = (
-        "run", "prompt", "K", "graph", "batch sizes", "kept per request", "by span, %", "farthest",
-        "within 5%", "by interval, %", "farthest", "within 5%", "judged",
+        "run", "prompt", "K", "graph", "batch sizes", "kept per request",
+        "by span of quiet steps, %", "farthest", "within 5%", "by span, %", "farthest", "within 5%",
+        "by interval, %", "farthest", "within 5%", "judged",
     )  # fmt: skip
     return (
         "## Predicted against measured\n\n"
         + _picture(picture, "Measured over predicted tokens per second")
         + f"\nPure decode steps in windows of constants, cells with {stepping.LEAST_STEPS} steps or more:"
-        " measured over predicted tokens per second, median over the row's cells, and the farthest cell. By"
-        " span is what the product predicts, by interval what users get. Only full graphs and the prompts"
-        " nearest to the profile's context are judged. All cells are in `report.json`.\n\n"
+        " measured over predicted tokens per second, median over the row's cells, and the farthest cell."
+        f" Quiet steps ({stepping.QUIET_STEPS} or more) are away from prompts, as those that the profiler"
+        " times; by interval is what users get. Judged is the span of quiet steps. Only full graphs and the"
+        " prompts nearest to the profile's context are judged. All cells are in `report.json`.\n\n"
         + table(names, rows)
     )
 

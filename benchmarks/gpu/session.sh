@@ -114,6 +114,25 @@ case $lane in
     serving eagle3-more more "$document" --after eagle3-default -- \
       "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 22) &
     ;;
+  2)
+    # With lane 3 in 13 minutes: what a lease that ended early did not reach.
+    export CUDA_VISIBLE_DEVICES=${GPU:-0}
+    serving eagle3-bursts bursts "$document" -- \
+      "${eagle3[@]}" "${advised[@]}" "${dummy[@]}" $(gib 29) &
+    ;;
+  3)
+    export CUDA_VISIBLE_DEVICES=${GPU:-1}
+    serving dflash dflash "$document" -- \
+      "${dflash[@]}" "${advised_dflash[@]}" "${dummy[@]}" $(gib 27) &
+    {
+      "$python" "$here/real.py" "$small" "$results/gpu/serving/draft-model-document.json" >"$out/real.log" 2>&1
+      serving real-draft real "$small/other-times.json" --after dflash --prompts "$small/prompts.jsonl" -- \
+        "${real[@]}" "${advised[@]}" --speculative-config "$drafting}" $(gib 8) &
+      serving real-adaptive-verification real-fixed "$small/other-times.json" --plain --after real-draft --prompts "$small/prompts.jsonl" -- \
+        "${real[@]}" "${advised[@]}" --speculative-config "$drafting,\"enable_adaptive_verification\":true}" $(gib 8) &
+      wait
+    } &
+    ;;
   dry)
     # On a CPU: that every step of a lease runs.
     model=${MODEL:?folder of a small model}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gpu.analysis.runs import Run
 
 ENDED = re.compile(r"profile of (\S+) ended with (\d+) after (\d+) s")
 
@@ -52,6 +54,21 @@ def read(folder: Path) -> list[ProfileTimes]:
                 event.get("excluded"),
             )
         )
+    return found
+
+
+def served(runs: Iterable[Run]) -> list[ProfileTimes]:
+    """Return the profiles that engines took before they served, with what the engine took to start.
+
+    Other engines started beside it. What the process took before, to import vLLM, is not in them.
+    """
+    found = []
+    for run in runs:
+        start = run.result.get("secondsStart", 0.0)
+        for record in run.of("profile"):
+            excluded = len(run.document.profile.excluded) if run.document is not None else None
+            whole = start + record["seconds"]
+            found.append(ProfileTimes(run.name, True, whole, start, record["secondsSweep"], excluded))
     return found
 
 

@@ -58,6 +58,8 @@ class Cell:
     """Tokens per second by the document; None without one, without a price, or in another graph mode."""
     by_span: Estimate | None
     """Kept tokens over GPU time; None where spans are not known."""
+    by_quiet_span: Estimate | None
+    """The same of quiet steps alone (:func:`quiet`), as the profiler times them; None where they are few."""
     by_interval: Estimate
     """Kept tokens over time from result to result: what users get."""
     span_ms: float | None
@@ -67,14 +69,22 @@ class Cell:
     @property
     def span_ratio(self) -> Estimate | None:
         """Measured by span over predicted."""
-        if self.by_span is None or self.predicted is None:
-            return None
-        return self.by_span.plus(0.0, times=1 / self.predicted)
+        return self._over_predicted(self.by_span)
+
+    @property
+    def quiet_ratio(self) -> Estimate | None:
+        """Measured by span of quiet steps over predicted."""
+        return self._over_predicted(self.by_quiet_span)
 
     @property
     def interval_ratio(self) -> Estimate | None:
         """Measured by interval over predicted."""
         return self.by_interval.plus(0.0, times=1 / self.predicted) if self.predicted is not None else None
+
+    def _over_predicted(self, measured: Estimate | None) -> Estimate | None:
+        if measured is None or self.predicted is None:
+            return None
+        return measured.plus(0.0, times=1 / self.predicted)
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,7 @@ class CellGroup:
     """The first and the last that is there."""
     tokens_per_request: float
     by_span: Closeness | None
+    by_quiet_span: Closeness | None
     by_interval: Closeness | None
 
 
@@ -354,12 +365,17 @@ def cells(run: Run) -> list[Cell]:
     predicted = predicted_goodput(run.document) if run.document is not None and run.as_profiled else {}
     found = []
     for (prompt_tokens, length), windows in sorted(_constants(run).items()):
-        steps = _joined(own.taken(pure(own, length, run.uniform_drafts)) for own in windows)
-        for size in np.unique(steps.batch_size).tolist() if steps is not None else []:
-            assert steps is not None
-            own = steps.taken(steps.batch_size == size)
-            if len(own) >= LEAST_STEPS:
-                found.append(_cell(run.name, prompt_tokens, size, length, own, predicted.get((size, length))))
+        counted = [pure(own, length, run.uniform_drafts) for own in windows]
+        steps = _joined(own.taken(mask) for own, mask in zip(windows, counted, strict=True))
+        if steps is None:
+            continue
+        # Told with all neighbours there, which pure steps alone are not.
+        is_quiet = np.concatenate([quiet(own)[mask] for own, mask in zip(windows, counted, strict=True)])
+        for size in np.unique(steps.batch_size).tolist():
+            of_size = steps.batch_size == size
+            if of_size.sum() >= LEAST_STEPS:
+                own, price = steps.taken(of_size), predicted.get((size, length))
+                found.append(_cell(run.name, prompt_tokens, size, length, own, is_quiet[of_size], price))
     return found
 
 
@@ -377,6 +393,7 @@ def grouped(cells: Iterable[Cell]) -> list[CellGroup]:
             (min(cell.batch_size for cell in own), max(cell.batch_size for cell in own)),
             float(np.mean([cell.tokens_per_request for cell in own])),
             closeness([cell.span_ratio.mean for cell in own if cell.span_ratio is not None]),
+            closeness([cell.quiet_ratio.mean for cell in own if cell.quiet_ratio is not None]),
             closeness([cell.interval_ratio.mean for cell in own if cell.interval_ratio is not None]),
         )
         for key, own in groups.items()
@@ -735,10 +752,17 @@ def _evened(window: Window, output_tokens: float, prompt_ms: float) -> Window:
 
 
 def _cell(
-    run: str, prompt_tokens: int, size: int, length: int, steps: Steps, predicted: float | None
+    run: str,
+    prompt_tokens: int,
+    size: int,
+    length: int,
+    steps: Steps,
+    is_quiet: Booleans,
+    predicted: float | None,
 ) -> Cell:
     kept = steps.kept_tokens.astype(np.float64)
     known = np.isfinite(steps.span_ms)
+    quiet_known = is_quiet & known
     enough = int(known.sum()) >= LEAST_STEPS
     return Cell(
         run,
@@ -750,6 +774,7 @@ def _cell(
         float(kept.mean()) / size,
         predicted,
         rate(kept[known], steps.span_ms[known]) if enough else None,
+        rate(kept[quiet_known], steps.span_ms[quiet_known]) if quiet_known.sum() >= QUIET_STEPS else None,
         rate(kept, steps.interval_ms),
         float(np.median(steps.span_ms[known])) if enough else None,
         float(np.median(steps.interval_ms)),

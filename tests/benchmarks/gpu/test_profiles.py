@@ -35,3 +35,10 @@ def test_four_minutes_are_the_goal(tmp_path: Path) -> None:
 
     assert status(240) == "met"
     assert status(241) == "missed"
+
+
+def test_engine_that_is_profiled_before_it_serves_tells_start_and_profile() -> None:
+    run = made.run([{"comparison": "profile", "seconds": 50.5, "secondsSweep": 41.0}])
+    run.result["secondsStart"] = 150.0
+    (found,) = profiles.served([run])
+    assert (found.name, found.whole, found.start, found.sweep) == (run.name, 200.5, 150.0, 41.0)

@@ -185,8 +185,8 @@ def test_cost_is_the_throughput_lost_within_rounds(cost: float, status: str) -> 
     assert judged(own)["plugin's cost at 256 requests, adapting"].status == status
 
 
-@pytest.mark.parametrize(("own", "status"), [(0.002, "met"), (0.03, "missed")])
-def test_cost_is_judged_by_the_seconds_that_the_plugin_counted_where_it_did(own: float, status: str) -> None:
+@pytest.mark.parametrize("own", [0.002, 0.03])
+def test_cost_is_judged_by_throughput_and_the_seconds_that_the_plugin_counted_are_told(own: float) -> None:
     rates = {"plugin adapting": 0.88, "without spans": 0.97, "without plugin": 1.0}
     records: list[Record] = [
         {"comparison": "cost", "open": 240, "round": number, "policy": policy, "began": 0.0, "seconds": 4.0,
@@ -209,7 +209,7 @@ def test_cost_is_judged_by_the_seconds_that_the_plugin_counted_where_it_did(own:
         {"scheduler": own / 2, "spans": own / 4, "control": own / 4}
     )
     goal = judged(made_run)["plugin's cost at 256 requests, adapting"]
-    assert goal.status == status
+    assert goal.status == "missed"
     assert goal.result == (
         f"made at 240: {100 * own:.2f} ± 0.00% of the time is its own; throughput lost 12.0 ± 0.0%,"
         " 3.0 ± 0.0% without GPU spans"
