@@ -209,12 +209,14 @@ def _predicted(found: Findings, path: Path) -> Path | None:
             cells = [cell for cell in own if cell.draft_length == length]
             colour = LENGTH_COLOURS[length % len(LENGTH_COLOURS)]
             marker = LENGTH_MARKERS[length % len(LENGTH_MARKERS)]
-            spans = [(cell.batch_size, cell.span_ratio.mean) for cell in cells if cell.span_ratio is not None]
+            quiet = [
+                (cell.batch_size, cell.quiet_ratio.mean) for cell in cells if cell.quiet_ratio is not None
+            ]
             users = [(cell.batch_size, cell.interval_ratio.mean) for cell in cells if cell.interval_ratio]
             # Drawn for the legend also where this run has no such cell.
             axis.plot(*_columns(users), marker, color=colour, markersize=3.5, markerfacecolor="none",
                       markeredgewidth=0.7, alpha=0.6)  # fmt: skip
-            axis.plot(*_columns(spans), marker, color=colour, markersize=3.5, label=f"K = {length}")
+            axis.plot(*_columns(quiet), marker, color=colour, markersize=3.5, label=f"K = {length}")
         axis.set_xscale("log", base=2)
         sizes = [cell.batch_size for cell in own]
         ticks = [2**power for power in range(int(math.log2(max(sizes))) + 2)]
@@ -225,10 +227,10 @@ def _predicted(found: Findings, path: Path) -> Path | None:
         axis.set_title(run)
         axis.yaxis.set_major_formatter(FuncFormatter(_percent))
         all_ratios = [cell.interval_ratio.mean for cell in own if cell.interval_ratio is not None]
-        all_ratios += [cell.span_ratio.mean for cell in own if cell.span_ratio is not None]
+        all_ratios += [cell.quiet_ratio.mean for cell in own if cell.quiet_ratio is not None]
         lowest, highest = min(all_ratios) - 0.03, max(all_ratios) + 0.03
         axis.set_ylim(max(0.3, min(0.85, lowest)), min(1.8, max(1.12, highest)))
-    below = "batch size (filled: GPU spans, hollow: intervals)"
+    below = "batch size (filled: GPU spans of quiet steps, hollow: intervals)"
     _finish(figure, axes, "measured over predicted tokens/s", below, path)
     return path
 

@@ -19,7 +19,7 @@ from tabletune.documents import Document
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = ROOT / "benchmarks" / "results" / "gpu" / "h200-qwen3-4b-eagle3-advised.json"
-SERVE = ["/root/shapes/qwen3-4b", "--max-num-seqs", "252"]
+SERVE = ["/root/shapes/qwen3-4b", "--load-format", "dummy", "--max-num-seqs", "252"]
 ADVISED = [*SERVE, "--cudagraph-capture-sizes", "12", "24"]
 
 

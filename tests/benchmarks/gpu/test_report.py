@@ -112,6 +112,28 @@ def test_second_run_agrees_by_shares_of_the_same_constant() -> None:
     assert judged(first, off)["a second run of a comparison"].status == "missed"
 
 
+def test_engines_with_real_weights_are_no_repetition() -> None:
+    real = ["/root/small/smollm2-135m"]
+    own = [run(name, real, tuned=980.0, constant_2=1000.0) for name in ("a", "b")]
+    assert not goals.find(own).repeats
+
+
+def test_engine_with_another_kv_cache_is_a_repetition_and_its_own_profile_leaves_constants() -> None:
+    own, again = (
+        run(
+            name,
+            [*made.SERVE, "--kv-cache-memory-bytes", size],
+            tuned=980.0,
+            constant_2=1000.0,
+            constant_3=900.0,
+        )
+        for name, size in (("a", "1"), ("b", "2"))
+    )
+    assert {row.policy for row in goals.find([own, again]).repeats} == {"tuned", "constant 3"}
+    again.result["document"] = "its-own.json"
+    assert {row.policy for row in goals.find([own, again]).repeats} == {"constant 3"}
+
+
 def test_earlier_day_is_held_against_this_one_and_counts_for_nothing_else() -> None:
     earlier = run("a", made.SERVE, tuned=500.0, constant_2=1000.0)
     again = run("a", made.SERVE, tuned=980.0, constant_2=1000.0)
