@@ -44,7 +44,7 @@ def main() -> None:
     config = config_without_speculation(asked["serve"])
     steps.attach = steps.Tap  # attach refuses an engine without a lookup
     log = StepLog()
-    engine = PlainEngine(config, log)
+    engine = PlainEngine.start(config, log)
     sweep = Sweep(engine, log, uniform_drafts=True, vocabulary=config.model_config.get_vocab_size())
     found = {}
     for batch_size in asked["batchSizes"]:
